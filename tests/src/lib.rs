@@ -1,1 +1,36 @@
-//! Testbed.
+//! What Holdfast's whole-system tests and drills stand on: real servers that can be killed and restarted, a
+//! proxy that cuts, delays and drops what goes through it, and verdicts on what arrived.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`fetch`] | where nats-server and ClickHouse come from: the PATH, the environment or the cache |
+//! | [`build`] | this workspace's own binaries, built on demand |
+//! | [`guarded`] | a process that can be signalled and never outlives us |
+//! | [`nats`], [`clickhouse`] | the two servers |
+//! | [`daemon`] | `holdfast` itself |
+//! | [`proxy`], [`frame`] | what stands between a client and a server |
+//! | [`rows`], [`verdict`] | tables, and what is missing, repeated or out of order in them |
+//! | [`wait`] | waiting for a condition, with a deadline |
+//!
+//! Nothing here leaves a process behind, also when the test that started it is killed: see [`guarded`].
+
+pub mod build;
+pub mod clickhouse;
+pub mod daemon;
+pub mod error;
+pub mod fetch;
+pub mod frame;
+pub mod guarded;
+pub mod nats;
+mod port;
+pub mod proxy;
+pub mod rows;
+pub mod verdict;
+pub mod wait;
+
+pub use clickhouse::{ClickHouse, Sql};
+pub use daemon::Daemon;
+pub use error::{Error, Result};
+pub use nats::{NatsCluster, NatsServer};
+pub use proxy::Proxy;
+pub use verdict::Verdict;

@@ -4,6 +4,23 @@
 //! Nothing here does I/O, reads a clock or draws a random number. A machine is handed events with the
 //! instant at which they happen and answers with actions; the same events give the same actions.
 
+pub mod action;
+mod ask;
+pub mod batch;
+pub mod budget;
+mod commit;
+pub mod fence;
+pub mod intake;
+mod lane;
+pub mod notice;
 pub mod ports;
+mod pull;
+pub mod record;
+mod release;
 pub mod row;
+pub mod rule;
+pub mod shard;
+mod standby;
+mod tenure;
 pub mod time;
+pub mod trim;

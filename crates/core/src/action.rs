@@ -1,0 +1,82 @@
+//! What a machine is told and what it wants done.
+
+use std::time::Duration;
+
+use crate::budget::Share;
+use crate::notice::{Notice, Report};
+use crate::ports::{delivery, ledger, store};
+
+/// What a shard is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The instant that `next_wakeup` named has come.
+    Wakeup,
+    /// The shard is ours to take, with this share of the budget.
+    Claim(Share),
+    /// The share has changed.
+    Share(Share),
+    /// Write what was accepted, give the shard up, and end, within this time.
+    Stop {
+        /// Past it the shard is given up with rows unwritten; they come again to the heir.
+        within: Duration,
+    },
+    /// The consumer answered, or rows came.
+    Delivery(delivery::Reply),
+    /// The ledger answered.
+    Ledger(ledger::Reply),
+    /// The store answered.
+    Store(store::Reply),
+}
+
+/// What a shard wants done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Ask the consumer.
+    Delivery(delivery::Command),
+    /// Ask the ledger.
+    Ledger(ledger::Command),
+    /// Ask the store.
+    Store(store::Command),
+    /// Tell people.
+    Notice(Notice),
+    /// Tell the process.
+    Report(Report),
+}
+
+/// The actions of one or more events, in order. A driver starts commands of one port in this order; it may
+/// complete them in any.
+#[derive(Debug, Default)]
+pub struct Actions(Vec<Action>);
+
+impl Actions {
+    /// Takes them out, in order, and leaves room for the next.
+    pub fn drain(&mut self) -> impl Iterator<Item = Action> + '_ {
+        self.0.drain(..)
+    }
+
+    /// The actions, in order.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Action] {
+        &self.0
+    }
+
+    pub(crate) fn delivery(&mut self, command: delivery::Command) {
+        self.0.push(Action::Delivery(command));
+    }
+
+    pub(crate) fn ledger(&mut self, command: ledger::Command) {
+        self.0.push(Action::Ledger(command));
+    }
+
+    pub(crate) fn store(&mut self, command: store::Command) {
+        self.0.push(Action::Store(command));
+    }
+
+    pub(crate) fn notice(&mut self, notice: Notice) {
+        self.0.push(Action::Notice(notice));
+    }
+
+    pub(crate) fn report(&mut self, report: Report) {
+        self.0.push(Action::Report(report));
+    }
+}

@@ -1,0 +1,225 @@
+//! What a machine tells people: typed, so that logs, metrics and the simulator's coverage read one thing.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::batch::Batch;
+use crate::ports::store::Target;
+use crate::row::{Seq, TableName};
+
+/// Why the consumer is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ResyncReason {
+    /// The first reset of a tenure.
+    NewPin,
+    /// A delivery number is missing.
+    Gap,
+    /// A delivery goes back in the stream.
+    WentBack,
+    /// A delivery came under another pin.
+    OtherPin,
+    /// The consumer delivered more than was seen.
+    Tail,
+    /// The connection was made anew, or the client could not keep up.
+    Disrupted,
+    /// A pull got no final status.
+    DeadPull,
+    /// Nobody was pinned and nothing pending, but the record is not finished.
+    Stranded,
+}
+
+impl ResyncReason {
+    /// The reason as a word, for metrics.
+    #[must_use]
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::NewPin => "new-pin",
+            Self::Gap => "gap",
+            Self::WentBack => "went-back",
+            Self::OtherPin => "other-pin",
+            Self::Tail => "lost-tail",
+            Self::Disrupted => "disrupted",
+            Self::DeadPull => "dead-pull",
+            Self::Stranded => "stranded",
+        }
+    }
+}
+
+/// Why a lane does not get on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Its table cannot take rows now.
+    Table(String),
+    /// The store refuses or does not answer; tried again.
+    Store(String),
+    /// A row can never be inserted.
+    BadRow {
+        /// Which.
+        seq: Seq,
+        /// Why.
+        why: String,
+    },
+    /// It gave up and needs a person.
+    Stopped(String),
+}
+
+impl Trouble {
+    /// The kind as a word, for metrics.
+    #[must_use]
+    pub const fn key(&self) -> &'static str {
+        match self {
+            Self::Table(_) => "table",
+            Self::Store(_) => "store",
+            Self::BadRow { .. } => "bad-row",
+            Self::Stopped(_) => "stopped",
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(why) | Self::Store(why) => f.write_str(why),
+            Self::BadRow { seq, why } => {
+                write!(f, "row {seq} can never be inserted ({why}); its table waits, no row is lost")
+            }
+            Self::Stopped(why) => write!(f, "stopped: {why}"),
+        }
+    }
+}
+
+/// Why a shard ended by itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShardFailure {
+    /// The consumer or stream is gone, or does not fit.
+    #[error("{0}")]
+    ConsumerGone(String),
+    /// The stream has rows, the ledger has no record, and nobody said where to start.
+    #[error(
+        "the stream already has rows and the ledger has no record of this shard: set topology.start once, to \"first\" (take every row), \"new\" (only rows that come from now on) or \"seq:N\""
+    )]
+    StartNeeded,
+    /// The record cannot be used.
+    #[error("{0}")]
+    Record(#[from] crate::record::RecordError),
+    /// The stream's sequences do not fit what the record says was written.
+    #[error(
+        "the stream lost its tail and uses sequences again ({0}): going on would drop rows in silence. Find out what the server lost, then set a new start with `holdfast ledger rebase`"
+    )]
+    SequencesReused(String),
+}
+
+/// Something worth a line in the log or a count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The server pinned us.
+    Pinned,
+    /// The fence is stored: the tenure begins.
+    TenureBegan {
+        /// Its epoch.
+        epoch: u64,
+        /// Every row up to here is done.
+        floor: Seq,
+        /// Batches that may have been sent by an earlier tenure.
+        inherited: usize,
+        /// How long it took from the pin.
+        took: Duration,
+    },
+    /// The tenure is over; what was held is dropped and comes again.
+    TenureEnded {
+        /// Why.
+        why: String,
+        /// Rows that were held.
+        held: u64,
+    },
+    /// The consumer was reset.
+    Resynced {
+        /// Why.
+        reason: ResyncReason,
+    },
+    /// A row was delivered again and dropped.
+    Repeats {
+        /// How many in one go.
+        rows: u64,
+    },
+    /// A batch is in the store.
+    BatchStored {
+        /// The table.
+        table: TableName,
+        /// Its numbers.
+        batch: Batch,
+        /// Attempts it took in this tenure (0: an earlier tenure's attempt had done it).
+        attempts: u32,
+        /// From the first attempt to the answer.
+        took: Duration,
+    },
+    /// A table was described: where its rows go, at what level.
+    Described {
+        /// The table.
+        table: TableName,
+        /// Where.
+        target: Target,
+    },
+    /// A lane has trouble, or other trouble than before.
+    Trouble {
+        /// The table.
+        table: TableName,
+        /// What.
+        trouble: Trouble,
+    },
+    /// A lane's trouble is over.
+    Recovered {
+        /// The table.
+        table: TableName,
+    },
+    /// An attempt may have been swallowed: rows were missing after a success, and go under a new token.
+    TokenBurned {
+        /// The table.
+        table: TableName,
+        /// The batch with its new generation.
+        batch: Batch,
+        /// Rows that were missing.
+        missing: usize,
+    },
+    /// Rows of an inherited batch are no longer in the stream: somebody removed them.
+    RowsRemoved {
+        /// The table.
+        table: TableName,
+        /// The batch.
+        batch: Batch,
+        /// How many cannot be had any more.
+        lost: u64,
+    },
+    /// The stream of this name is another one than the record's: a fresh record was started.
+    StreamMadeAnew,
+    /// Something cannot be asked or done now and is tried again.
+    Waiting {
+        /// What.
+        what: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// The stream was trimmed.
+    Trimmed {
+        /// Rows removed.
+        rows: u64,
+        /// The first row kept.
+        below: Seq,
+    },
+}
+
+/// What a shard tells the process that runs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// The tenure has begun.
+    Owned,
+    /// The tenure is over and will be tried for again.
+    Lost,
+    /// The shard was given up cleanly, or past its deadline.
+    Released {
+        /// Whether everything accepted is written.
+        clean: bool,
+    },
+    /// The shard ended by itself.
+    Failed(ShardFailure),
+}

@@ -1,0 +1,361 @@
+//! One shard, from the claim to the release: the phases and how they follow each other.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::action::{Actions, Event};
+use crate::ask::Attempts;
+use crate::batch::Limits;
+use crate::budget::Share;
+use crate::fence::Start;
+use crate::notice::{Notice, Report, ShardFailure, Trouble};
+use crate::ports::delivery::{self, Inbox, PinId};
+use crate::ports::store::{self, Target};
+use crate::record::{Session, Writer};
+use crate::release::Release;
+use crate::row::{Seq, ShardId, TableName};
+use crate::standby::{Fencing, Standby};
+use crate::tenure::Tenure;
+use crate::time::Instant;
+
+/// What a shard needs to know.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Which shard.
+    pub shard: ShardId,
+    /// The stream's name.
+    pub stream: Arc<str>,
+    /// A random value of this process start.
+    pub session: Session,
+    /// How long the server keeps a pin without a pull.
+    pub pinned_ttl: Duration,
+    /// When a batch is closed.
+    pub batch: Limits,
+    /// An intent is sent at most this long after the record was last known to be ours.
+    pub stale: Duration,
+    /// Longer than any attempt at the store lives, its wait for a turn included.
+    pub patience: Duration,
+    /// Where to begin if the ledger has no record.
+    pub start: Option<Start>,
+    /// Tables at work at once.
+    pub max_lanes: usize,
+    /// The largest record, in bytes, that the ledger takes.
+    pub max_record: usize,
+}
+
+impl Config {
+    /// A shard pulls or renews at least this often: three chances within the pinned TTL.
+    #[must_use]
+    pub fn pull_interval(&self) -> Duration {
+        self.pinned_ttl / 3
+    }
+}
+
+/// What the phases share: the numbers they take, and what they know of tables across tenures.
+#[derive(Debug)]
+pub(crate) struct Env {
+    pub(crate) config: Config,
+    pub(crate) attempts: Attempts,
+    inboxes: u64,
+    tenures: u64,
+    targets: BTreeMap<TableName, Target>,
+    pub(crate) share: Share,
+    pub(crate) stop_at: Option<Instant>,
+}
+
+impl Env {
+    /// More tables than this are described again rather than remembered.
+    const MAX_TARGETS: usize = 16_384;
+
+    pub(crate) fn fresh_inbox(&mut self) -> Inbox {
+        self.inboxes += 1;
+        Inbox(self.inboxes)
+    }
+
+    /// Names the next tenure.
+    pub(crate) fn next_writer(&mut self) -> Writer {
+        self.tenures += 1;
+        Writer { session: self.config.session, nonce: self.tenures }
+    }
+
+    /// Where the rows of a table at rest went.
+    pub(crate) fn recall(&mut self, table: &TableName) -> Option<Target> {
+        self.targets.remove(table)
+    }
+
+    /// Keeps in mind where the rows of a table that comes to rest went.
+    pub(crate) fn remember(&mut self, table: TableName, target: Target) {
+        if self.targets.len() >= Self::MAX_TARGETS {
+            self.targets.clear();
+        }
+        self.targets.insert(table, target);
+    }
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Nobody asked for it.
+    Unclaimed,
+    /// Waiting for the pin.
+    Standby(Standby),
+    /// Pinned; the fence is under way.
+    Fencing(Fencing),
+    /// The record is ours.
+    Owning(Box<Tenure>),
+    /// Everything is written that will be; the pin is given up.
+    Releasing(Release),
+    /// Given up.
+    Released,
+    /// Ended by itself.
+    Failed(ShardFailure),
+}
+
+/// What a phase leads to.
+#[derive(Debug)]
+pub(crate) enum Next {
+    Stay,
+    /// The pin is lost, or never was ours.
+    Standby,
+    Fencing(Fencing),
+    Owning(Box<Tenure>),
+    Releasing(Release),
+    Released {
+        clean: bool,
+    },
+    Failed(ShardFailure),
+}
+
+/// The state machine of one shard.
+#[derive(Debug)]
+pub struct Shard {
+    env: Env,
+    phase: Phase,
+}
+
+/// How a shard stands, for people, metrics and invariants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status<'a> {
+    /// The phase as a word.
+    pub phase: &'static str,
+    /// The pin, if the server gave us one.
+    pub pin: Option<&'a PinId>,
+    /// The tenure's epoch, while there is one.
+    pub epoch: Option<u64>,
+    /// Every row at or below it is done, as far as the stored record says.
+    pub floor: Seq,
+    /// The last row accepted.
+    pub accepted: Seq,
+    /// Rows held.
+    pub held_rows: u64,
+    /// Bytes held.
+    pub held_bytes: u64,
+    /// The share of the budget.
+    pub share: Share,
+    /// Tables at work.
+    pub lanes: usize,
+    /// Tables that do not get on, and why.
+    pub troubles: Vec<(&'a TableName, &'a Trouble)>,
+    /// Why the ledger does not take the record, if it does not.
+    pub ledger_trouble: Option<&'a crate::ports::Failure>,
+    /// Why the shard ended.
+    pub failure: Option<&'a ShardFailure>,
+}
+
+impl Shard {
+    /// A shard that nobody has asked for yet.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let env = Env {
+            config,
+            attempts: Attempts::default(),
+            inboxes: 0,
+            tenures: 0,
+            targets: BTreeMap::new(),
+            share: Share { rows: Share::MIN_ROWS, bytes: 0 },
+            stop_at: None,
+        };
+        Self { env, phase: Phase::Unclaimed }
+    }
+
+    /// Takes an event at the instant `now`, which never goes back, and says what is to be done.
+    pub fn handle(&mut self, now: Instant, event: Event, out: &mut Actions) {
+        let next = match event {
+            Event::Wakeup => Next::Stay,
+            Event::Claim(share) => {
+                self.env.share = share;
+                if matches!(self.phase, Phase::Unclaimed | Phase::Released) && self.env.stop_at.is_none() {
+                    Next::Standby
+                } else {
+                    Next::Stay
+                }
+            }
+            Event::Share(share) => {
+                self.env.share = share;
+                if let Phase::Owning(tenure) = &mut self.phase {
+                    tenure.set_share(share);
+                }
+                Next::Stay
+            }
+            Event::Stop { within } => self.on_stop(now, within, out),
+            Event::Delivery(reply) => self.on_delivery(now, reply, out),
+            Event::Ledger(reply) => match &mut self.phase {
+                Phase::Standby(standby) => standby.on_ledger(now, reply),
+                Phase::Fencing(fencing) => fencing.on_ledger(&mut self.env, now, reply, out),
+                Phase::Owning(tenure) => tenure.on_ledger(&mut self.env, now, reply, out),
+                _ => Next::Stay,
+            },
+            Event::Store(reply) => {
+                if let Phase::Owning(tenure) = &mut self.phase {
+                    tenure.on_store(&mut self.env, now, reply, out);
+                }
+                Next::Stay
+            }
+        };
+        self.enter(now, next, out);
+        // A phase may lead on at once, but only forwards: Standby waits for a row, the others for answers.
+        for _ in 0..4 {
+            let next = match &mut self.phase {
+                Phase::Standby(standby) => standby.poll(&mut self.env, now, out),
+                Phase::Fencing(fencing) => fencing.poll(&mut self.env, now, out),
+                Phase::Owning(tenure) => tenure.poll(&mut self.env, now, out),
+                Phase::Releasing(release) => release.poll(&mut self.env, now, out),
+                Phase::Unclaimed | Phase::Released | Phase::Failed(_) => Next::Stay,
+            };
+            if matches!(next, Next::Stay) {
+                break;
+            }
+            self.enter(now, next, out);
+        }
+        debug_assert_eq!(self.validate(), Ok(()));
+    }
+
+    fn on_stop(&mut self, now: Instant, within: Duration, out: &mut Actions) -> Next {
+        let deadline = now + within;
+        self.env.stop_at = Some(deadline);
+        match &mut self.phase {
+            Phase::Unclaimed | Phase::Standby(_) => Next::Released { clean: true },
+            Phase::Fencing(fencing) => fencing.give_up(now),
+            Phase::Owning(tenure) => {
+                tenure.halt(&mut self.env, out);
+                Next::Stay
+            }
+            Phase::Releasing(_) | Phase::Released | Phase::Failed(_) => Next::Stay,
+        }
+    }
+
+    fn on_delivery(&mut self, now: Instant, reply: delivery::Reply, out: &mut Actions) -> Next {
+        match &mut self.phase {
+            Phase::Standby(standby) => standby.on_delivery(&mut self.env, now, reply, out),
+            Phase::Fencing(fencing) => fencing.on_delivery(&mut self.env, now, reply, out),
+            Phase::Owning(tenure) => tenure.on_delivery(&mut self.env, now, reply, out),
+            Phase::Releasing(release) => release.on_delivery(now, reply),
+            Phase::Unclaimed | Phase::Released | Phase::Failed(_) => Next::Stay,
+        }
+    }
+
+    fn enter(&mut self, now: Instant, next: Next, out: &mut Actions) {
+        let phase = match next {
+            Next::Stay => return,
+            // What was ours ends in the open, whatever it leads to: no insert goes on, no row comes in.
+            Next::Standby if self.env.stop_at.is_some() => {
+                self.leave(out);
+                out.report(Report::Released { clean: false });
+                Phase::Released
+            }
+            Next::Standby => {
+                self.leave(out);
+                Phase::Standby(Standby::new(&mut self.env, now))
+            }
+            Next::Fencing(fencing) => {
+                out.notice(Notice::Pinned);
+                Phase::Fencing(fencing)
+            }
+            Next::Owning(tenure) => {
+                out.report(Report::Owned);
+                Phase::Owning(tenure)
+            }
+            Next::Releasing(release) => Phase::Releasing(release),
+            Next::Released { clean } => {
+                self.leave(out);
+                out.report(Report::Released { clean });
+                Phase::Released
+            }
+            Next::Failed(failure) => {
+                self.leave(out);
+                out.report(Report::Failed(failure.clone()));
+                Phase::Failed(failure)
+            }
+        };
+        self.phase = phase;
+    }
+
+    fn leave(&mut self, out: &mut Actions) {
+        if matches!(self.phase, Phase::Unclaimed) {
+            return;
+        }
+        out.delivery(delivery::Command::Close { inbox: Inbox(self.env.inboxes) });
+        out.store(store::Command::Abort { shard: self.env.config.shard });
+        if let Phase::Owning(_) = self.phase {
+            out.report(Report::Lost);
+        }
+    }
+
+    /// When to hand in [`Event::Wakeup`] if nothing else happens before.
+    #[must_use]
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Standby(standby) => standby.next_wakeup(),
+            Phase::Fencing(fencing) => fencing.next_wakeup(),
+            Phase::Owning(tenure) => tenure.next_wakeup(&self.env),
+            Phase::Releasing(release) => Some(release.next_wakeup()),
+            Phase::Unclaimed | Phase::Released | Phase::Failed(_) => None,
+        }
+    }
+
+    /// How the shard stands.
+    #[must_use]
+    pub fn status(&self) -> Status<'_> {
+        let mut status = Status {
+            phase: match &self.phase {
+                Phase::Unclaimed => "unclaimed",
+                Phase::Standby(_) => "standby",
+                Phase::Fencing(_) => "taking over",
+                Phase::Owning(tenure) if tenure.is_halting() => "halting",
+                Phase::Owning(_) => "owning",
+                Phase::Releasing(_) => "releasing",
+                Phase::Released => "released",
+                Phase::Failed(_) => "failed",
+            },
+            pin: None,
+            epoch: None,
+            floor: Seq::ZERO,
+            accepted: Seq::ZERO,
+            held_rows: 0,
+            held_bytes: 0,
+            share: self.env.share,
+            lanes: 0,
+            troubles: Vec::new(),
+            ledger_trouble: None,
+            failure: None,
+        };
+        match &self.phase {
+            Phase::Fencing(fencing) => status.pin = Some(fencing.pin()),
+            Phase::Owning(tenure) => tenure.fill(&mut status),
+            Phase::Failed(failure) => status.failure = Some(failure),
+            _ => {}
+        }
+        status
+    }
+
+    /// Checks everything that must hold between events.
+    ///
+    /// # Errors
+    /// What contradicts itself: a fault of this code, never of its surroundings.
+    pub fn validate(&self) -> Result<(), String> {
+        match &self.phase {
+            Phase::Owning(tenure) => tenure.validate(),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,685 @@
+//! Owning a shard: from the fence to its loss or the release.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::action::Actions;
+use crate::ask::Ask;
+use crate::batch::Limits;
+use crate::budget::{Budget, Freed, Share};
+use crate::commit::{Committer, Settled, Stored};
+use crate::fence::reuse;
+use crate::intake::{Admission, Intake};
+use crate::lane::{Closing, Context, Lane};
+use crate::notice::{Notice, ResyncReason, ShardFailure};
+use crate::ports::delivery::{Command, Inbox, InspectError, Inspection, PinId, PullEnd, Reply, Rows};
+use crate::ports::{Attempt, ledger, store};
+use crate::pull::{Ended, Puller, Purpose};
+use crate::record::Record;
+use crate::release::Release;
+use crate::row::{Mark, Row, Seq, TableName};
+use crate::rule::{Rule, safeguard};
+use crate::shard::{Env, Next, Status};
+use crate::time::Instant;
+
+/// The floor alone is written at most this often.
+const FLOOR_INTERVAL: Duration = Duration::from_millis(200);
+/// How long to wait before a look that failed is tried again.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Where the shard stands with its consumer.
+#[derive(Debug)]
+enum Position {
+    /// A reset is wanted; stream and consumer are looked at before it.
+    Looking { ask: Ask, floor: Mark, reason: ResyncReason },
+    /// The reset is under way.
+    Resetting { ask: Ask, inbox: Inbox, reason: ResyncReason },
+    /// Rows are pulled.
+    Flowing,
+    /// A pull ended empty: did the consumer deliver more than was seen?
+    Comparing { ask: Ask, floor: Mark },
+    /// No more rows are taken.
+    Closed,
+}
+
+/// One tenure.
+#[derive(Debug)]
+pub(crate) struct Tenure {
+    pin: PinId,
+    commit: Committer,
+    intake: Intake,
+    /// The inbox of the next pull; a renewal may use it before the intake does.
+    inbox: Inbox,
+    position: Position,
+    puller: Puller,
+    lanes: BTreeMap<TableName, Lane>,
+    budget: Budget,
+    floor_written_at: Instant,
+    /// A row waits that is larger than the room there is.
+    capped: bool,
+    halting: bool,
+}
+
+impl Tenure {
+    pub(crate) fn begin(
+        env: &mut Env,
+        now: Instant,
+        pin: PinId,
+        puller: Puller,
+        commit: Committer,
+        took: Duration,
+        out: &mut Actions,
+    ) -> Option<Self> {
+        let Stored { record, .. } = commit.stored()?;
+        let lanes: BTreeMap<_, _> = record
+            .lanes
+            .iter()
+            .map(|(table, lane)| (table.clone(), Lane::inherit(table.clone(), lane, now)))
+            .collect();
+        let inherited = record.lanes.values().filter(|lane| lane.open.is_some()).count();
+        let floor = record.floor_mark();
+        out.notice(Notice::TenureBegan { epoch: record.epoch, floor: floor.seq, inherited, took });
+        let old = env.fresh_inbox();
+        let inbox = env.fresh_inbox();
+        let (position, intake_inbox) = if safeguard(Rule::ResetOnNewPin) {
+            (Position::Resetting { ask: Ask::at(now), inbox, reason: ResyncReason::NewPin }, old)
+        } else {
+            (Position::Flowing, inbox)
+        };
+        Some(Self {
+            intake: Intake::new(intake_inbox, pin.clone(), floor),
+            pin,
+            inbox,
+            position,
+            puller,
+            lanes,
+            budget: Budget::new(env.share),
+            floor_written_at: now,
+            capped: false,
+            halting: false,
+            commit,
+        })
+    }
+
+    fn stored(&self) -> &Stored {
+        self.commit.stored().expect("a tenure begins with its fence")
+    }
+
+    pub(crate) const fn is_halting(&self) -> bool {
+        self.halting
+    }
+
+    pub(crate) fn set_share(&mut self, share: Share) {
+        self.budget.set_share(share);
+    }
+
+    /// Takes no more rows; what was accepted is closed into batches at once.
+    pub(crate) fn halt(&mut self, env: &mut Env, out: &mut Actions) {
+        if self.halting {
+            return;
+        }
+        self.halting = true;
+        if safeguard(Rule::HaltStopsIntake) {
+            out.delivery(Command::Close { inbox: self.inbox });
+            self.puller.forget();
+            self.inbox = env.fresh_inbox();
+            self.position = Position::Closed;
+        }
+    }
+
+    // ---- what comes in -------------------------------------------------------------------------------
+
+    pub(crate) fn on_ledger(
+        &mut self,
+        env: &mut Env,
+        now: Instant,
+        reply: ledger::Reply,
+        out: &mut Actions,
+    ) -> Next {
+        let settled = match reply {
+            ledger::Reply::Read { attempt, outcome } => self.commit.on_read(now, attempt, outcome),
+            ledger::Reply::Written { attempt, outcome } => self.commit.on_written(now, attempt, outcome),
+        };
+        match settled {
+            Settled::Nothing | Settled::Proven => Next::Stay,
+            Settled::Written => {
+                self.on_stored(env, now);
+                Next::Stay
+            }
+            Settled::Over(why) => self.end(why, out),
+        }
+    }
+
+    fn on_stored(&mut self, env: &mut Env, now: Instant) {
+        let Some(Stored { record, .. }) = self.commit.stored() else { return };
+        for (table, lane) in &mut self.lanes {
+            lane.on_stored(now, record.lanes.get(table), record.floor);
+        }
+        let floor = record.floor;
+        self.lanes.retain(|table, lane| {
+            let rests = lane.is_at_rest(floor);
+            if rests && let Some(target) = lane.target() {
+                env.remember(table.clone(), target.clone());
+            }
+            !rests
+        });
+    }
+
+    pub(crate) fn on_store(&mut self, env: &mut Env, now: Instant, reply: store::Reply, out: &mut Actions) {
+        let (store::Reply::Inserted { table, .. }
+        | store::Reply::ReadBack { table, .. }
+        | store::Reply::Described { table, .. }) = &reply;
+        let table = table.clone();
+        let freed = self.with_lane(env, now, out, &table, |lane, cx| match reply {
+            store::Reply::Inserted { attempt, outcome, .. } => lane.on_inserted(attempt, outcome, cx),
+            store::Reply::ReadBack { attempt, outcome, .. } => lane.on_read_back(attempt, outcome, cx),
+            store::Reply::Described { attempt, outcome, .. } => {
+                lane.on_described(attempt, outcome, cx);
+                Freed::default()
+            }
+        });
+        self.let_go(freed);
+    }
+
+    fn with_lane(
+        &mut self,
+        env: &mut Env,
+        now: Instant,
+        out: &mut Actions,
+        table: &TableName,
+        act: impl FnOnce(&mut Lane, &mut Context<'_>) -> Freed,
+    ) -> Freed {
+        let stored = self.commit.stored().expect("a tenure begins with its fence");
+        let mut cx = Context {
+            now,
+            shard: env.config.shard,
+            stream: &env.config.stream,
+            created: stored.record.stream_created,
+            proven_at: stored.proven_at,
+            stale: env.config.stale,
+            patience: env.config.patience,
+            attempts: &mut env.attempts,
+            out,
+        };
+        self.lanes.get_mut(table).map_or_else(Freed::default, |lane| act(lane, &mut cx))
+    }
+
+    fn let_go(&mut self, freed: Freed) {
+        if freed.rows > 0 {
+            self.capped = false;
+        }
+        self.budget.let_go(freed);
+    }
+
+    pub(crate) fn on_delivery(
+        &mut self,
+        env: &mut Env,
+        now: Instant,
+        reply: Reply,
+        out: &mut Actions,
+    ) -> Next {
+        match reply {
+            Reply::Rows(rows) => {
+                self.on_rows(env, now, rows, out);
+                Next::Stay
+            }
+            Reply::Ended { attempt, end } => self.on_ended(now, attempt, end, out),
+            Reply::Reset { attempt, outcome } => {
+                if let Position::Resetting { ask, inbox, reason } = &mut self.position
+                    && ask.awaits(attempt)
+                {
+                    match outcome {
+                        Ok(()) => {
+                            self.intake.restart(*inbox);
+                            out.notice(Notice::Resynced { reason: *reason });
+                            self.position = Position::Flowing;
+                        }
+                        // A consumer that is gone does not answer: look before asking again.
+                        Err(failure) => {
+                            out.notice(Notice::Waiting { what: "reset", why: failure.to_string() });
+                            let reason = *reason;
+                            self.resync_at(now + RETRY, reason);
+                        }
+                    }
+                }
+                Next::Stay
+            }
+            Reply::Inspected { attempt, outcome } => self.on_inspected(env, now, attempt, outcome, out),
+            Reply::Disrupted => {
+                if safeguard(Rule::DisruptionMeansResync)
+                    && matches!(self.position, Position::Flowing | Position::Comparing { .. })
+                {
+                    self.resync_at(now, ResyncReason::Disrupted);
+                }
+                // A pull that was waiting at a server is gone with the connection, without a word.
+                self.puller.forget();
+                Next::Stay
+            }
+            Reply::Unpinned { .. } => Next::Stay,
+        }
+    }
+
+    fn on_rows(&mut self, env: &mut Env, now: Instant, rows: Rows, out: &mut Actions) {
+        let taking = matches!(self.position, Position::Flowing | Position::Comparing { .. });
+        if !self.intake.listens_to(rows.inbox) || (!taking && safeguard(Rule::FreshInbox)) {
+            return;
+        }
+        self.puller.received(rows.rows.len() as u64);
+        let floor = self.stored().record.floor;
+        let mut repeats = 0;
+        for row in rows.rows {
+            let before = self.intake.accepted();
+            match self.intake.admit(rows.pin.as_ref(), &row) {
+                Admission::Accept => self.accept(env, now, row, before, floor),
+                Admission::Repeat => repeats += 1,
+                Admission::Resync(reason) => {
+                    self.resync_at(now, reason);
+                    break;
+                }
+            }
+        }
+        if repeats > 0 {
+            out.notice(Notice::Repeats { rows: repeats });
+        }
+    }
+
+    fn accept(&mut self, env: &mut Env, now: Instant, row: Row, before: Mark, floor: Seq) {
+        // Looked up by reference first: nearly every row's lane is there, and a name is shared, not copied.
+        if !self.lanes.contains_key(&row.table) {
+            let target = env.recall(&row.table);
+            let lane = Lane::new(row.table.clone(), floor, target, now);
+            self.lanes.insert(row.table.clone(), lane);
+        }
+        let Some(lane) = self.lanes.get_mut(&row.table) else { return };
+        let mut budget = self.budget;
+        budget.hold(&row);
+        if lane.accept(row, before, now) {
+            self.budget = budget;
+        }
+    }
+
+    fn on_ended(&mut self, now: Instant, attempt: Attempt, end: PullEnd, out: &mut Actions) -> Next {
+        let Some(Ended { purpose, received, end }) = self.puller.on_ended(now, attempt, end) else {
+            return Next::Stay;
+        };
+        let for_rows = purpose == Purpose::Rows && received == 0;
+        match end {
+            PullEnd::Full | PullEnd::Closed => {}
+            PullEnd::Empty => {
+                if for_rows
+                    && matches!(self.position, Position::Flowing)
+                    && safeguard(Rule::DeliveredCompared)
+                {
+                    let floor = self.stored().record.floor_mark();
+                    self.position = Position::Comparing { ask: Ask::at(now), floor };
+                }
+            }
+            PullEnd::TooLarge => self.capped |= for_rows,
+            PullEnd::NotPinned => return self.end("another client is pinned, or none".to_owned(), out),
+            PullEnd::LeaderChanged => {
+                return self.end("the consumer's leader moved, and the pin with it".to_owned(), out);
+            }
+            PullEnd::Deleted => self.look(now),
+            PullEnd::NoResponders => {
+                if purpose == Purpose::Renewal || self.puller.unserved() >= 2 {
+                    self.look(now);
+                }
+            }
+            PullEnd::Failed(failure) => {
+                out.notice(Notice::Waiting { what: "pull", why: failure.to_string() });
+            }
+        }
+        Next::Stay
+    }
+
+    fn on_inspected(
+        &mut self,
+        env: &mut Env,
+        now: Instant,
+        attempt: Attempt,
+        outcome: Result<Inspection, InspectError>,
+        out: &mut Actions,
+    ) -> Next {
+        let (ask, floor) = match &mut self.position {
+            Position::Looking { ask, floor, .. } | Position::Comparing { ask, floor } => (ask, *floor),
+            _ => return Next::Stay,
+        };
+        if !ask.awaits(attempt) {
+            return Next::Stay;
+        }
+        let seen = match outcome {
+            Ok(seen) => seen,
+            Err(InspectError::Gone(why)) => return Next::Failed(ShardFailure::ConsumerGone(why)),
+            Err(InspectError::Failed(failure)) => {
+                ask.again(now, RETRY);
+                out.notice(Notice::Waiting { what: "look at the consumer", why: failure.to_string() });
+                return Next::Stay;
+            }
+        };
+        if let Some(why) = seen.unfit {
+            return Next::Failed(ShardFailure::ConsumerGone(why));
+        }
+        let record = &self.stored().record;
+        if seen.created != record.stream_created && safeguard(Rule::StreamIdentity) {
+            return self.end("the stream was made anew".to_owned(), out);
+        }
+        if let Some(reuse) = reuse(record, &seen, floor) {
+            return Next::Failed(ShardFailure::SequencesReused(reuse));
+        }
+        if seen.pinned.as_ref() != Some(&self.pin) {
+            return self.end("the consumer is pinned to another client, or to none".to_owned(), out);
+        }
+        match self.position {
+            Position::Looking { reason, .. } => self.reset(env, now, reason),
+            // Deliveries are counted before they are sent: one that is missing was lost on the way, and
+            // nothing follows that would show the gap.
+            Position::Comparing { .. } if seen.delivered != self.intake.seen().0 => {
+                self.reset(env, now, ResyncReason::Tail);
+            }
+            Position::Comparing { .. } => {
+                self.position = Position::Flowing;
+                if seen.pending == 0 {
+                    self.intake.caught_up(seen.last);
+                    self.lanes.values_mut().for_each(Lane::stream_exhausted);
+                }
+            }
+            _ => {}
+        }
+        Next::Stay
+    }
+
+    // ---- what follows from it ------------------------------------------------------------------------
+
+    fn look(&mut self, now: Instant) {
+        if matches!(self.position, Position::Flowing | Position::Comparing { .. }) {
+            self.resync_at(now, ResyncReason::Disrupted);
+        }
+    }
+
+    fn resync_at(&mut self, at: Instant, reason: ResyncReason) {
+        self.puller.forget();
+        let floor = self.stored().record.floor_mark();
+        self.position = Position::Looking { ask: Ask::at(at), floor, reason };
+    }
+
+    fn reset(&mut self, env: &mut Env, now: Instant, reason: ResyncReason) {
+        self.puller.forget();
+        self.inbox = env.fresh_inbox();
+        self.position = Position::Resetting { ask: Ask::at(now), inbox: self.inbox, reason };
+    }
+
+    fn end(&mut self, why: String, out: &mut Actions) -> Next {
+        out.notice(Notice::TenureEnded { why, held: self.budget.rows() });
+        Next::Standby
+    }
+
+    fn closing(&self, env: &Env) -> Closing {
+        let share = self.budget.share();
+        let half = u32::try_from(share.rows / 2).unwrap_or(u32::MAX).max(1);
+        let Limits { max_rows, max_bytes, max_age } = env.config.batch;
+        let limits =
+            Limits { max_rows: max_rows.min(half), max_bytes: max_bytes.min(share.bytes / 2), max_age };
+        Closing { limits, at_once: self.halting || self.is_full(env) }
+    }
+
+    /// The rows the next pull may ask for, and their bytes as the server counts them; none at the cap.
+    ///
+    /// A row costs its payload and [`Row::OVERHEAD`]; the server counts at least the payload. So rows and
+    /// bytes are bounded such that even a pull full of the smallest rows stays within the share.
+    fn room(&self, env: &Env) -> Option<(u64, u64)> {
+        let share = self.budget.share();
+        if self.capped || self.lanes.len() >= env.config.max_lanes {
+            return None;
+        }
+        let bytes = self.budget.room_bytes();
+        let rows = self.budget.room_rows().min(Puller::MAX_BATCH).min(bytes / (2 * Row::OVERHEAD));
+        // A pull for a handful of rows costs as much as one for thousands: wait for a decent room instead.
+        let decent = Puller::MAX_BATCH.min(share.rows / 4).min(share.bytes / (8 * Row::OVERHEAD));
+        (rows > 0 && rows >= decent).then(|| (rows, bytes - rows * Row::OVERHEAD))
+    }
+
+    fn is_full(&self, env: &Env) -> bool {
+        self.budget.rows() > 0 && self.room(env).is_none()
+    }
+
+    fn floor_mark(&self) -> Mark {
+        let stored = self.stored().record.floor_mark();
+        if !safeguard(Rule::FloorBehindUnfinished) {
+            return self.intake.accepted();
+        }
+        self.lanes
+            .values()
+            .filter_map(|lane| lane.floor_bound(stored))
+            .chain([self.intake.accepted()])
+            .min_by_key(|mark| mark.seq)
+            .unwrap_or(stored)
+    }
+
+    /// The record to write next, if it differs from the stored one in anything worth a write.
+    fn next_record(&mut self, env: &Env, now: Instant) -> Option<Record> {
+        let closing = self.closing(env);
+        let stored = self.commit.stored()?;
+        let floor = self.floor_mark();
+        let moved = floor.seq > stored.record.floor
+            && (self.halting || now.since(self.floor_written_at) >= FLOOR_INTERVAL);
+        let batches = self.lanes.values().any(|lane| lane.wants_batch(now, closing));
+        if !moved && !batches && !self.lanes.values().any(Lane::wants_write) {
+            return None;
+        }
+        if batches {
+            // The ledger takes records up to a size. The lane that holds the floor back comes first, so
+            // that what others have written can leave the record.
+            let mut waiting: Vec<_> =
+                self.lanes.values_mut().filter(|lane| lane.wants_batch(now, closing)).collect();
+            waiting.sort_by_key(|lane| lane.floor_bound(floor).map(|mark| mark.seq));
+            let mut size = self.commit.size();
+            for (place, lane) in waiting.into_iter().enumerate() {
+                size += lane.record_size();
+                if place == 0 || size <= env.config.max_record {
+                    lane.close_batch(now, closing);
+                }
+            }
+        }
+        let stored = self.commit.stored()?;
+        let lanes = self
+            .lanes
+            .iter()
+            .filter_map(|(table, lane)| Some((table.clone(), lane.to_record(floor.seq)?)))
+            .collect();
+        self.floor_written_at = now;
+        Some(Record { floor: floor.seq, floor_time: floor.stored_at, lanes, ..stored.record.clone() })
+    }
+
+    pub(crate) fn poll(&mut self, env: &mut Env, now: Instant, out: &mut Actions) -> Next {
+        self.poll_lanes(env, now, out);
+        if !self.commit.is_busy()
+            && let Some(record) = self.next_record(env, now)
+        {
+            self.commit.write(record, now);
+        }
+        if !safeguard(Rule::IntentFirst) || !safeguard(Rule::OneBatchPerLane) {
+            self.poll_lanes(env, now, out);
+        }
+        let mut commands = Vec::new();
+        self.commit.poll(now, &mut env.attempts, &mut commands);
+        for command in commands {
+            out.ledger(command);
+        }
+        self.poll_position(env, now, out);
+        self.poll_pull(env, now, out);
+        if self.halting { self.poll_release(env, now, out) } else { Next::Stay }
+    }
+
+    fn poll_lanes(&mut self, env: &mut Env, now: Instant, out: &mut Actions) {
+        let Some(stored) = self.commit.stored() else { return };
+        let mut cx = Context {
+            now,
+            shard: env.config.shard,
+            stream: &env.config.stream,
+            created: stored.record.stream_created,
+            proven_at: stored.proven_at,
+            stale: env.config.stale,
+            patience: env.config.patience,
+            attempts: &mut env.attempts,
+            out,
+        };
+        let mut freed = Freed::default();
+        let mut stale = false;
+        for lane in self.lanes.values_mut() {
+            let advance = lane.advance(&mut cx);
+            stale |= advance.stale;
+            freed = Freed { rows: freed.rows + advance.freed.rows, bytes: freed.bytes + advance.freed.bytes };
+        }
+        self.let_go(freed);
+        if stale {
+            self.commit.verify(now);
+        }
+    }
+
+    fn poll_position(&mut self, env: &mut Env, now: Instant, out: &mut Actions) {
+        match &mut self.position {
+            Position::Looking { ask, floor, .. } | Position::Comparing { ask, floor } => {
+                if let Some(attempt) = ask.take(now, &mut env.attempts) {
+                    out.delivery(Command::Inspect { attempt, floor: floor.seq });
+                }
+            }
+            Position::Resetting { ask, inbox, .. } => {
+                if let Some(attempt) = ask.take(now, &mut env.attempts) {
+                    let floor = if safeguard(Rule::ResetToStoredFloor) {
+                        self.commit.stored().map_or(Seq::ZERO, |stored| stored.record.floor)
+                    } else {
+                        self.intake.accepted().seq
+                    };
+                    out.delivery(Command::Reset { attempt, inbox: *inbox, from: floor.next() });
+                }
+            }
+            Position::Flowing | Position::Closed => {}
+        }
+    }
+
+    fn poll_pull(&mut self, env: &mut Env, now: Instant, out: &mut Actions) {
+        if self.puller.dead_at().is_some_and(|at| at <= now) {
+            self.puller.forget();
+            if matches!(self.position, Position::Flowing) {
+                self.resync_at(now, ResyncReason::DeadPull);
+                self.poll_position(env, now, out);
+            }
+        }
+        if !self.puller.may_pull(now) {
+            return;
+        }
+        if matches!(self.position, Position::Flowing) && (!self.halting || !safeguard(Rule::HaltStopsIntake))
+        {
+            let pin = Some(self.pin.clone());
+            let pull = match self.room(env) {
+                Some((rows, bytes)) => {
+                    Some(self.puller.rows(now, &mut env.attempts, self.inbox, pin, rows, Some(bytes)))
+                }
+                None if !safeguard(Rule::PullWithinShare) => {
+                    Some(self.puller.rows(now, &mut env.attempts, self.inbox, pin, Puller::MAX_BATCH, None))
+                }
+                // Larger than the whole share: alone, when nothing else is held.
+                None if self.budget.rows() == 0 && self.lanes.len() < env.config.max_lanes => {
+                    Some(self.puller.rows(now, &mut env.attempts, self.inbox, pin, 1, None))
+                }
+                None => None,
+            };
+            if let Some(pull) = pull {
+                out.delivery(Command::Pull(pull));
+                return;
+            }
+        }
+        if now >= self.puller.renew_at() && safeguard(Rule::RenewAtCap) {
+            let pull = self.puller.renewal(now, &mut env.attempts, self.inbox, self.pin.clone());
+            out.delivery(Command::Pull(pull));
+        }
+    }
+
+    fn poll_release(&mut self, env: &mut Env, now: Instant, out: &mut Actions) -> Next {
+        let late = env.stop_at.is_some_and(|at| at <= now);
+        let written = self.lanes.values().all(|lane| lane.is_idle() || lane.is_stranded())
+            && !self.commit.is_busy()
+            && !self.lanes.values().any(Lane::wants_write);
+        if !late && !written && safeguard(Rule::WrittenBeforeRelease) {
+            return Next::Stay;
+        }
+        let clean = self.lanes.values().all(Lane::is_idle);
+        if !clean {
+            out.store(store::Command::Abort { shard: env.config.shard });
+        }
+        if self.budget.rows() > 0 {
+            let why = if late { "the time for stopping is up" } else { "what is left cannot be written now" };
+            out.notice(Notice::TenureEnded { why: why.to_owned(), held: self.budget.rows() });
+        }
+        Next::Releasing(Release::new(self.pin.clone(), self.inbox, clean, now))
+    }
+
+    pub(crate) fn next_wakeup(&self, env: &Env) -> Option<Instant> {
+        let closing = self.closing(env);
+        let now = self.puller.renew_at();
+        let lanes = self.lanes.values().filter_map(|lane| lane.next_wakeup(now, closing));
+        let position = match &self.position {
+            Position::Looking { ask, .. }
+            | Position::Comparing { ask, .. }
+            | Position::Resetting { ask, .. } => Some(ask.due()),
+            Position::Flowing | Position::Closed => None,
+        };
+        let floor = (!self.commit.is_busy() && self.floor_mark().seq > self.stored().record.floor)
+            .then(|| self.floor_written_at + FLOOR_INTERVAL);
+        let pull = self.puller.is_idle().then(|| {
+            let wants_rows = matches!(self.position, Position::Flowing)
+                && (self.room(env).is_some() || self.budget.rows() == 0);
+            if wants_rows { self.puller.may_pull_at() } else { self.puller.renew_at() }
+        });
+        let stop = if self.halting { env.stop_at } else { None };
+        lanes
+            .chain(position)
+            .chain(floor)
+            .chain(self.commit.next_wakeup())
+            .chain(pull)
+            .chain(self.puller.dead_at())
+            .chain(stop)
+            .min()
+    }
+
+    // ---- looking at it -------------------------------------------------------------------------------
+
+    pub(crate) fn fill<'a>(&'a self, status: &mut Status<'a>) {
+        let record = &self.stored().record;
+        status.pin = Some(&self.pin);
+        status.epoch = Some(record.epoch);
+        status.floor = record.floor;
+        status.accepted = self.intake.accepted().seq;
+        status.held_rows = self.budget.rows();
+        status.held_bytes = self.budget.bytes();
+        status.lanes = self.lanes.len();
+        status.troubles =
+            self.lanes.iter().filter_map(|(table, lane)| Some((table, lane.trouble()?))).collect();
+        status.ledger_trouble = self.commit.trouble();
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let record = &self.stored().record;
+        if let Some(defect) = record.defect() {
+            return Err(defect);
+        }
+        let floor = self.commit.newest().map_or(record.floor, |newest| newest.floor);
+        if self.intake.accepted().seq < record.floor {
+            return Err(format!(
+                "accepted {} is below the floor {}",
+                self.intake.accepted().seq,
+                record.floor
+            ));
+        }
+        for (table, lane) in &self.lanes {
+            if let Some(defect) = lane.defect(floor) {
+                return Err(format!("table {table}: {defect}"));
+            }
+        }
+        let held: u64 = self.lanes.values().map(Lane::rows_held).sum();
+        if held != self.budget.rows() {
+            return Err(format!("{held} rows are held, {} are counted", self.budget.rows()));
+        }
+        Ok(())
+    }
+}

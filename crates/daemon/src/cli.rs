@@ -1,0 +1,175 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::log::LogFormat;
+
+/// Moves rows from NATS JetStream into ClickHouse: a table has one writer, keeps its order, and receives
+/// every row exactly once.
+#[derive(Debug, Parser)]
+#[command(name = "holdfast", version, propagate_version = true, arg_required_else_help = true)]
+#[command(after_help = "\
+Examples:
+  holdfast topology apply                      create stream, consumers and buckets
+  holdfast check                               look whether everything fits
+  holdfast run --config holdfast.toml          run the daemon
+  holdfast publish --table clicks rows.ndjson  send rows
+  holdfast verify --table clicks --receipt R   prove that they arrived
+
+Exit codes: 0 done, 1 an error or a finding, 2 a wrong command line or configuration,
+3 a shard's consumer is gone.")]
+pub struct Cli {
+    /// Where the configuration comes from.
+    #[command(flatten)]
+    pub source: ConfigSource,
+    /// How log lines are written; what is logged is chosen with RUST_LOG.
+    #[arg(long, global = true, value_enum, default_value_t, help_heading = "Logging")]
+    pub log_format: LogFormat,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Where the configuration comes from: a file, then the environment (`HOLDFAST_NATS__URL=…`), then `--set`.
+#[derive(Debug, Args)]
+pub struct ConfigSource {
+    /// The configuration file [default: holdfast.toml, if it is there].
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Configuration")]
+    pub config: Option<PathBuf>,
+    /// Sets one key, over file and environment: --set nats.url=nats://10.0.0.7:4222 (repeatable).
+    #[arg(long, global = true, value_name = "KEY=VALUE", help_heading = "Configuration")]
+    pub set: Vec<String>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon. SIGTERM and SIGINT stop it cleanly, a second one at once.
+    #[command(after_help = "\
+Examples:
+  holdfast run
+  holdfast run --config /etc/holdfast.toml --log-format json
+  HOLDFAST_CLICKHOUSE__PASSWORD_FILE=/run/secrets/ch holdfast run --set topology.start=first")]
+    Run,
+    /// The stream, consumers and buckets that Holdfast needs.
+    #[command(subcommand)]
+    Topology(TopologyCommand),
+    /// Verify topology, ClickHouse and every configured table; exit 1 if something required is missing.
+    Check(Json),
+    /// Send rows to the stream, one JSON object a line, and wait until they are stored.
+    #[command(after_help = "\
+Examples:
+  holdfast publish --table clicks rows.ndjson
+  generate-rows | holdfast publish --table clicks -
+  holdfast publish --table a --table b --generate 256 --count 100000 --receipt rows.receipt")]
+    Publish(Publish),
+    /// Prove a table: missing, repeated or out of order; exit 1 unless all is proven and right.
+    #[command(after_help = "\
+Examples:
+  holdfast verify --table clicks --receipt rows.receipt
+  holdfast verify --table clicks --json       against what the stream still holds")]
+    Verify(Verify),
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+/// What to do with the topology.
+#[derive(Debug, Subcommand)]
+pub enum TopologyCommand {
+    /// Print it as JSON that the `nats` tool takes.
+    Print {
+        /// The form of the output.
+        #[arg(long, value_enum, default_value_t)]
+        format: TopologyFormat,
+        /// Print the least permissions of a daemon, a publisher and an operator instead.
+        #[arg(long)]
+        permissions: bool,
+    },
+    /// Create or update it; nothing is ever deleted.
+    Apply {
+        /// Also change the number of shards of a stream that holds rows. Safe only when every row is written
+        /// and no daemon runs.
+        #[arg(long)]
+        allow_resharding: bool,
+        /// Print what was done as JSON.
+        #[command(flatten)]
+        json: Json,
+    },
+}
+
+/// The form of `topology print`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum TopologyFormat {
+    /// For `nats stream add --config` and the like.
+    #[default]
+    Json,
+}
+
+/// Whether to print for programs.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Json {
+    /// Print one JSON document on standard output, and nothing else there.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What to publish.
+#[derive(Debug, Args)]
+pub struct Publish {
+    /// The table; with --generate it can be given several times, and rows go to each in turn.
+    #[arg(long, required = true, value_name = "T")]
+    pub table: Vec<String>,
+    /// A file of JSON lines; - for standard input.
+    #[arg(value_name = "FILE", required_unless_present = "generate", conflicts_with = "generate")]
+    pub file: Option<PathBuf>,
+    /// Make rows of this many bytes instead, each with a counter `n` of its table.
+    #[arg(long, value_name = "BYTES", requires = "count")]
+    pub generate: Option<usize>,
+    /// Stop after this many rows, over all tables.
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+    /// The first value of the counter `n`.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "generate")]
+    pub first: u64,
+    /// Send at most this many rows a second.
+    #[arg(long, value_name = "ROWS")]
+    pub rate: Option<u64>,
+    /// Append table and sequence of every stored row to this file, for `holdfast verify`.
+    #[arg(long, value_name = "FILE")]
+    pub receipt: Option<PathBuf>,
+    /// Print what was sent as JSON.
+    #[command(flatten)]
+    pub json: Json,
+}
+
+/// What to verify.
+#[derive(Debug, Args)]
+pub struct Verify {
+    /// The table, as its subject names it.
+    #[arg(long, value_name = "T")]
+    pub table: String,
+    /// Compare with the rows of this receipt, instead of those that the stream still holds.
+    #[arg(long, value_name = "FILE")]
+    pub receipt: Option<PathBuf>,
+    /// Print the verdict as JSON.
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_contradicts_itself_nowhere() {
+        Cli::command().debug_assert();
+    }
+}

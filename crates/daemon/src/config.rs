@@ -1,0 +1,778 @@
+//! The configuration: a TOML file, the environment, `--set`, in rising order of precedence.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use figment::providers::{Format, Toml};
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
+use holdfast_clickhouse::{Compression, Demand, Secret, TableConfig, UnknownFields};
+use holdfast_core::fence::Start;
+use holdfast_core::row::{Seq, TableName};
+use holdfast_nats::connect::{Credentials, Options, Tls};
+use holdfast_nats::topology::{AckPolicy, RetentionPolicy, Topology};
+use serde::{Deserialize, Deserializer, de};
+
+use crate::exit::Exit;
+
+/// Where the configuration is looked for if nobody names a file.
+pub const DEFAULT_FILE: &str = "holdfast.toml";
+
+/// Everything that can be configured. Every key is optional.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// This process.
+    pub node: Node,
+    /// The connection to NATS.
+    pub nats: Nats,
+    /// Stream, shards and bucket.
+    pub topology: TopologySection,
+    /// When batches are closed.
+    pub batch: Batch,
+    /// What the process may hold and do at once.
+    pub limits: Limits,
+    /// How daemons see each other.
+    pub members: Members,
+    /// The connection to ClickHouse.
+    pub clickhouse: ClickHouse,
+    /// What holds for tables with no section of their own.
+    pub defaults: Table,
+    /// Tables, by the token of their subject.
+    pub tables: BTreeMap<String, Table>,
+}
+
+/// This process.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Node {
+    /// Its name; by default host name and process id.
+    pub id: String,
+    /// Where health and status are served; empty: nowhere.
+    pub listen: String,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self { id: String::new(), listen: "127.0.0.1:9464".into() }
+    }
+}
+
+/// How daemons that share the work see each other. Checked, and without effect until they do.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Members {
+    heartbeat: Span,
+    lease: Span,
+    probe: Span,
+}
+
+impl Default for Members {
+    fn default() -> Self {
+        Self {
+            heartbeat: Span(Duration::from_millis(500)),
+            lease: Span(Duration::from_secs(5)),
+            probe: Span(Duration::from_millis(200)),
+        }
+    }
+}
+
+/// The connection to NATS.
+#[derive(Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Nats {
+    url: String,
+    credentials: Option<PathBuf>,
+    user: String,
+    password: String,
+    password_file: Option<PathBuf>,
+    token: String,
+    token_file: Option<PathBuf>,
+    nkey: String,
+    nkey_file: Option<PathBuf>,
+    tls: NatsTls,
+}
+
+/// Shows no secret.
+impl fmt::Debug for Nats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nats").finish_non_exhaustive()
+    }
+}
+
+impl Default for Nats {
+    fn default() -> Self {
+        Self {
+            url: "nats://127.0.0.1:4222".into(),
+            credentials: None,
+            user: String::new(),
+            password: String::new(),
+            password_file: None,
+            token: String::new(),
+            token_file: None,
+            nkey: String::new(),
+            nkey_file: None,
+            tls: NatsTls::default(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct NatsTls {
+    ca: PathBuf,
+    cert: PathBuf,
+    key: PathBuf,
+}
+
+/// Stream, shards and bucket.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TopologySection {
+    /// The stream.
+    pub stream: String,
+    #[serde(deserialize_with = "number")]
+    streams: u32,
+    start: String,
+    /// What a daemon does when a shard's consumer is gone.
+    pub on_lost_shard: OnLostShard,
+    #[serde(deserialize_with = "number")]
+    max_lanes: usize,
+    prefix: String,
+    /// How many shards.
+    #[serde(deserialize_with = "number")]
+    pub shards: u32,
+    durable: String,
+    bucket: String,
+    dead_letters: String,
+    unknown_tables: UnknownTables,
+    pinned_ttl: Span,
+    ack_policy: AckPolicy,
+    retention: RetentionPolicy,
+    history: Span,
+    max_bytes: Size,
+    #[serde(deserialize_with = "number")]
+    replicas: u32,
+}
+
+impl Default for TopologySection {
+    fn default() -> Self {
+        let topology = Topology::default();
+        Self {
+            stream: topology.stream,
+            streams: 1,
+            start: String::new(),
+            on_lost_shard: OnLostShard::Continue,
+            max_lanes: 10_000,
+            prefix: topology.prefix,
+            shards: topology.shards,
+            durable: topology.durable,
+            bucket: topology.bucket,
+            dead_letters: topology.dead_letters,
+            unknown_tables: UnknownTables::Wait,
+            pinned_ttl: Span(topology.pinned_ttl),
+            ack_policy: topology.ack_policy,
+            retention: topology.retention,
+            history: Span(Duration::ZERO),
+            max_bytes: Size(topology.max_bytes.unwrap_or_default()),
+            replicas: topology.replicas,
+        }
+    }
+}
+
+/// What a daemon does when a shard's consumer is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnLostShard {
+    /// Its other shards run on.
+    Continue,
+    /// It exits with code 3.
+    Exit,
+}
+
+/// What becomes of rows whose table does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum UnknownTables {
+    Wait,
+    DeadLetter,
+}
+
+/// When batches are closed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Batch {
+    #[serde(deserialize_with = "number")]
+    max_rows: u32,
+    max_bytes: Size,
+    max_age: Span,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self { max_rows: 50_000, max_bytes: Size(16 << 20), max_age: Span(Duration::from_secs(1)) }
+    }
+}
+
+/// What the process may hold and do at once.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Rows held, over all shards.
+    #[serde(deserialize_with = "number")]
+    pub held_rows: u64,
+    held_bytes: Size,
+    #[serde(deserialize_with = "number")]
+    inserts_in_flight: usize,
+    max_row: Size,
+    shutdown: Span,
+    handover: Span,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            held_rows: 200_000,
+            held_bytes: Size(512 << 20),
+            inserts_in_flight: 8,
+            max_row: Size(1 << 20),
+            shutdown: Span(Duration::from_secs(25)),
+            handover: Span(Duration::from_secs(60)),
+        }
+    }
+}
+
+/// The connection to ClickHouse.
+#[derive(Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClickHouse {
+    url: String,
+    database: String,
+    user: String,
+    password: String,
+    password_file: Option<PathBuf>,
+    compression: String,
+    insert_timeout: Span,
+}
+
+/// Shows no secret.
+impl fmt::Debug for ClickHouse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClickHouse").finish_non_exhaustive()
+    }
+}
+
+impl Default for ClickHouse {
+    fn default() -> Self {
+        Self {
+            url: "http://127.0.0.1:8123".into(),
+            database: "default".into(),
+            user: "default".into(),
+            password: String::new(),
+            password_file: None,
+            compression: "lz4".into(),
+            insert_timeout: Span(Duration::from_secs(120)),
+        }
+    }
+}
+
+/// A table, or what holds for those with no section of their own.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Table {
+    table: Option<String>,
+    delivery: Option<String>,
+    sequence_column: Option<String>,
+    stream_column: Option<String>,
+    format: Option<String>,
+    unknown_fields: Option<String>,
+    settings: BTreeMap<String, Text>,
+}
+
+/// A duration such as `10s` or `1m 30s`.
+#[derive(Clone, Copy, Debug)]
+struct Span(Duration);
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(deserializer)?.0;
+        humantime::parse_duration(&text)
+            .map(Self)
+            .map_err(|_| de::Error::custom(format!("`{text}` is no duration; write for example 500ms, 10s or 2m")))
+    }
+}
+
+/// A size such as `16MiB`, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Size(u64);
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(deserializer)?.0;
+        bytesize::ByteSize::from_str(&text)
+            .map(|size| Self(size.as_u64()))
+            .map_err(|_| de::Error::custom(format!("`{text}` is no size; write for example 512KiB, 16MiB or 10GiB")))
+    }
+}
+
+/// A text; a bare number or truth value is taken as it is written.
+#[derive(Clone, Debug)]
+struct Text(String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Text;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or a number")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Text, E> {
+                Ok(Text(text.to_owned()))
+            }
+            fn visit_u64<E>(self, number: u64) -> Result<Text, E> {
+                Ok(Text(number.to_string()))
+            }
+            fn visit_i64<E>(self, number: i64) -> Result<Text, E> {
+                Ok(Text(number.to_string()))
+            }
+            fn visit_f64<E>(self, number: f64) -> Result<Text, E> {
+                Ok(Text(number.to_string()))
+            }
+            fn visit_bool<E>(self, truth: bool) -> Result<Text, E> {
+                Ok(Text(truth.to_string()))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// Environment and `--set` give texts; a file gives numbers.
+fn number<'de, D: Deserializer<'de>, T: FromStr>(deserializer: D) -> Result<T, D::Error> {
+    let text = Text::deserialize(deserializer)?.0;
+    text.replace('_', "")
+        .parse()
+        .map_err(|_| de::Error::custom(format!("`{text}` is no whole number in the range that is allowed here")))
+}
+
+/// `a.b=c` pairs, every value a text.
+struct Pairs {
+    source: &'static str,
+    pairs: Vec<(Vec<String>, String)>,
+}
+
+impl Provider for Pairs {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.source)
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        let mut root = Dict::new();
+        for (path, value) in &self.pairs {
+            set(&mut root, path, value);
+        }
+        Ok(Map::from([(Profile::Default, root)]))
+    }
+}
+
+fn set(dict: &mut Dict, path: &[String], value: &str) {
+    match path {
+        [] => {}
+        [key] => {
+            dict.insert(key.clone(), Value::from(value));
+        }
+        [key, rest @ ..] => {
+            let mut inner = match dict.remove(key) {
+                Some(Value::Dict(_, inner)) => inner,
+                _ => Dict::new(),
+            };
+            set(&mut inner, rest, value);
+            dict.insert(key.clone(), Value::from(inner));
+        }
+    }
+}
+
+impl Config {
+    /// Reads the configuration.
+    ///
+    /// # Errors
+    /// One line that names the key and its place, with the nearest known key for an unknown one; code 2.
+    pub fn load(file: Option<&Path>, sets: &[String]) -> Result<Self, Exit> {
+        let mut figment = Figment::new();
+        let default = Path::new(DEFAULT_FILE);
+        match file {
+            Some(file) => {
+                // A file that was named must be there; figment would read a missing one as empty.
+                let text = std::fs::read_to_string(file)
+                    .map_err(|error| Exit::usage(format!("cannot read {}: {error}", file.display())))?;
+                figment = figment.merge(Toml::string(&text));
+            }
+            None if default.exists() => figment = figment.merge(Toml::file_exact(default)),
+            None => {}
+        }
+        let environment = std::env::vars()
+            .filter_map(|(key, value)| {
+                let key = key.strip_prefix("HOLDFAST_")?.to_ascii_lowercase();
+                // Others (HOLDFAST_CACHE…) are not configuration.
+                key.contains("__").then(|| (key.split("__").map(str::to_owned).collect(), value))
+            })
+            .collect();
+        let pairs = sets
+            .iter()
+            .map(|set| {
+                let (key, value) = set
+                    .split_once('=')
+                    .ok_or_else(|| Exit::usage(format!("--set {set}: write --set section.key=value")))?;
+                Ok((key.trim().split('.').map(str::to_owned).collect(), value.trim().trim_matches('"').to_owned()))
+            })
+            .collect::<Result<_, Exit>>()?;
+        let named = file.map_or(DEFAULT_FILE.to_owned(), |file| file.display().to_string());
+        let config: Self = figment
+            .merge(Pairs { source: "the environment", pairs: environment })
+            .merge(Pairs { source: "--set", pairs })
+            .extract()
+            .map_err(|error| Exit::usage(explain(&error, &named)))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// What can be checked without a server.
+    fn check(&self) -> Result<(), Exit> {
+        self.topology()?;
+        self.start()?;
+        if self.topology.streams != 1 {
+            return Err(Exit::usage("topology.streams: this version knows one stream; leave it at 1"));
+        }
+        if self.topology.ack_policy != AckPolicy::None || self.topology.retention != RetentionPolicy::Limits {
+            return Err(Exit::usage(
+                "topology.ack_policy: this version knows \"none\" with retention \"limits\" only",
+            ));
+        }
+        if self.topology.unknown_tables == UnknownTables::DeadLetter {
+            return Err(Exit::usage("topology.unknown_tables: this version knows \"wait\" only"));
+        }
+        if self.members.probe.0 > self.members.lease.0 || self.members.heartbeat.0 > self.members.lease.0 {
+            return Err(Exit::usage("members.lease: longer than members.heartbeat and members.probe"));
+        }
+        if self.limits.handover.0.is_zero() {
+            return Err(Exit::usage("limits.handover: longer than zero"));
+        }
+        for (key, value, least) in [
+            ("batch.max_rows", u64::from(self.batch.max_rows), 1),
+            ("batch.max_bytes", self.batch.max_bytes.0, 1),
+            ("limits.held_rows", self.limits.held_rows, 1),
+            ("limits.held_bytes", self.limits.held_bytes.0, 1 << 20),
+            ("limits.inserts_in_flight", self.limits.inserts_in_flight as u64, 1),
+            ("limits.max_row", self.limits.max_row.0, 1),
+            ("topology.max_lanes", self.topology.max_lanes as u64, 1),
+        ] {
+            if value < least {
+                return Err(Exit::usage(format!("{key}: {value} is too small, at least {least}")));
+            }
+        }
+        if self.limits.shutdown.0 < Duration::from_secs(1) {
+            return Err(Exit::usage("limits.shutdown: at least 1s, so that accepted rows can be written"));
+        }
+        self.clickhouse()?;
+        Ok(())
+    }
+
+    /// This process's name.
+    #[must_use]
+    pub fn node_id(&self) -> String {
+        if !self.node.id.is_empty() {
+            return self.node.id.clone();
+        }
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = if host.trim().is_empty() { "node" } else { host.trim() };
+        format!("{host}-{}", std::process::id())
+    }
+
+    /// The objects on the NATS server.
+    ///
+    /// # Errors
+    /// An impossible value, named by its key; code 2.
+    pub fn topology(&self) -> Result<Topology, Exit> {
+        let section = &self.topology;
+        let topology = Topology {
+            stream: section.stream.clone(),
+            prefix: section.prefix.clone(),
+            shards: section.shards,
+            durable: section.durable.clone(),
+            bucket: section.bucket.clone(),
+            dead_letters: section.dead_letters.clone(),
+            pinned_ttl: section.pinned_ttl.0,
+            ack_policy: section.ack_policy,
+            retention: section.retention,
+            max_bytes: (section.max_bytes.0 > 0).then_some(section.max_bytes.0),
+            replicas: section.replicas,
+        };
+        topology.validate().map_err(Exit::usage)?;
+        Ok(topology)
+    }
+
+    /// Where a shard without a record begins, if somebody said so.
+    ///
+    /// # Errors
+    /// A text that names no place; code 2.
+    pub fn start(&self) -> Result<Option<Start>, Exit> {
+        match self.topology.start.as_str() {
+            "" => Ok(None),
+            "first" => Ok(Some(Start::First)),
+            "new" => Ok(Some(Start::New)),
+            other => other
+                .strip_prefix("seq:")
+                .and_then(|seq| seq.parse().ok())
+                .map(|seq| Some(Start::Seq(Seq(seq))))
+                .ok_or_else(|| {
+                    Exit::usage(format!(
+                        "topology.start: `{other}` names no place; write \"first\", \"new\" or \"seq:N\""
+                    ))
+                }),
+        }
+    }
+
+    /// How to connect to NATS.
+    ///
+    /// # Errors
+    /// A secret's file that cannot be read; code 2.
+    pub fn nats(&self) -> Result<Options, Exit> {
+        let nats = &self.nats;
+        let password = secret("nats.password", &nats.password, nats.password_file.as_deref())?;
+        let token = secret("nats.token", &nats.token, nats.token_file.as_deref())?;
+        let nkey = secret("nats.nkey", &nats.nkey, nats.nkey_file.as_deref())?;
+        let credentials = if let Some(file) = &nats.credentials {
+            Credentials::File(file.clone())
+        } else if !nats.user.is_empty() {
+            Credentials::Password { user: nats.user.clone(), password }
+        } else if !token.is_empty() {
+            Credentials::Token(token)
+        } else if !nkey.is_empty() {
+            Credentials::Nkey(nkey)
+        } else {
+            Credentials::None
+        };
+        let some = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
+        let client = match (some(&nats.tls.cert), some(&nats.tls.key)) {
+            (Some(cert), Some(key)) => Some((cert, key)),
+            (None, None) => None,
+            _ => return Err(Exit::usage("nats.tls: cert and key go together")),
+        };
+        let mut options = Options::new(nats.url.clone(), self.node_id());
+        options.credentials = credentials;
+        options.tls = Tls { ca: some(&nats.tls.ca), client };
+        options.timeout = Duration::from_secs(5);
+        Ok(options)
+    }
+
+    /// How to use ClickHouse.
+    ///
+    /// # Errors
+    /// An impossible value or a secret's file that cannot be read; code 2.
+    pub fn clickhouse(&self) -> Result<holdfast_clickhouse::Config, Exit> {
+        let section = &self.clickhouse;
+        let password = secret("clickhouse.password", &section.password, section.password_file.as_deref())?;
+        let defaults = table("defaults", &self.defaults, &TableConfig::default())?;
+        if defaults.target.is_some() {
+            return Err(Exit::usage("defaults.table: a table has a name of its own; set it in [tables.…]"));
+        }
+        let tables = self
+            .tables
+            .iter()
+            .map(|(name, section)| {
+                Ok((TableName::new(name.as_str()), table(&format!("tables.{name}"), section, &defaults)?))
+            })
+            .collect::<Result<_, Exit>>()?;
+        let config = holdfast_clickhouse::Config {
+            url: section.url.clone(),
+            database: section.database.clone(),
+            user: section.user.clone(),
+            password: Secret::new(password),
+            compression: Compression::from_str(&section.compression)
+                .map_err(|error| Exit::usage(format!("clickhouse.{error}")))?,
+            insert_timeout: section.insert_timeout.0,
+            inserts_in_flight: self.limits.inserts_in_flight,
+            max_row: usize::try_from(self.limits.max_row.0).unwrap_or(usize::MAX),
+            defaults,
+            tables,
+            ..holdfast_clickhouse::Config::default()
+        };
+        let clock: holdfast_clickhouse::Clock = std::sync::Arc::new(|| holdfast_core::time::Instant::START);
+        holdfast_clickhouse::Store::new(config.clone(), clock).map_err(Exit::usage)?;
+        Ok(config)
+    }
+
+    /// When a batch is closed.
+    #[must_use]
+    pub fn batch(&self) -> holdfast_core::batch::Limits {
+        holdfast_core::batch::Limits {
+            max_rows: self.batch.max_rows,
+            max_bytes: self.batch.max_bytes.0,
+            max_age: self.batch.max_age.0,
+        }
+    }
+
+    /// Tables at work at once in one shard.
+    #[must_use]
+    pub const fn max_lanes(&self) -> usize {
+        self.topology.max_lanes
+    }
+
+    /// How long written rows stay in the stream.
+    #[must_use]
+    pub const fn history(&self) -> Duration {
+        self.topology.history.0
+    }
+
+    /// Bytes held, over all shards.
+    #[must_use]
+    pub const fn held_bytes(&self) -> u64 {
+        self.limits.held_bytes.0
+    }
+
+    /// How long a clean stop may take.
+    #[must_use]
+    pub const fn shutdown(&self) -> Duration {
+        self.limits.shutdown.0
+    }
+
+    /// How long an insert may take.
+    #[must_use]
+    pub const fn insert_timeout(&self) -> Duration {
+        self.clickhouse.insert_timeout.0
+    }
+}
+
+fn table(key: &str, section: &Table, base: &TableConfig) -> Result<TableConfig, Exit> {
+    let bad = |error: &dyn fmt::Display| Exit::usage(format!("{key}.{error}"));
+    if let Some(format) = &section.format
+        && format != "JSONEachRow"
+    {
+        return Err(Exit::usage(format!("{key}.format: `{format}` is not known; only \"JSONEachRow\" is")));
+    }
+    let mut settings = base.settings.clone();
+    settings.extend(section.settings.iter().map(|(name, value)| (name.clone(), value.0.clone())));
+    Ok(TableConfig {
+        target: section.table.clone(),
+        delivery: match &section.delivery {
+            Some(text) => Demand::from_str(text).map_err(|error| bad(&error))?,
+            None => base.delivery,
+        },
+        sequence_column: section.sequence_column.clone().unwrap_or_else(|| base.sequence_column.clone()),
+        stream_column: section.stream_column.clone().unwrap_or_else(|| base.stream_column.clone()),
+        unknown_fields: match &section.unknown_fields {
+            Some(text) => UnknownFields::from_str(text).map_err(|error| bad(&error))?,
+            None => base.unknown_fields,
+        },
+        settings,
+    })
+}
+
+fn secret(key: &str, given: &str, file: Option<&Path>) -> Result<String, Exit> {
+    match file {
+        None => Ok(given.to_owned()),
+        Some(_) if !given.is_empty() => Err(Exit::usage(format!("{key} and {key}_file are both set; keep one"))),
+        Some(path) => std::fs::read_to_string(path)
+            .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
+            .map_err(|error| Exit::usage(format!("{key}_file: cannot read {}: {error}", path.display()))),
+    }
+}
+
+/// One line for a person: which key, where, and what would be right.
+fn explain(error: &figment::Error, file: &str) -> String {
+    let Some(error) = error.clone().into_iter().next() else { return error.to_string() };
+    let source = error.metadata.as_ref().map_or(file, |metadata| match &*metadata.name {
+        "the environment" => "the environment",
+        "--set" => "--set",
+        _ => file,
+    });
+    let path = error.path.join(".");
+    match &error.kind {
+        figment::error::Kind::UnknownField(field, known) => {
+            // figment's path of an unknown key ends in the key, or in the table that holds it.
+            let table = path.strip_suffix(field.as_str()).unwrap_or(&path).trim_end_matches('.');
+            let prefix = if table.is_empty() { String::new() } else { format!("{table}.") };
+            let nearest = known
+                .iter()
+                .map(|known| (strsim::damerau_levenshtein(field, known), known))
+                .min()
+                .filter(|(distance, known)| *distance <= known.len().max(3) / 2 + 1);
+            match nearest {
+                Some((_, nearest)) => {
+                    format!("{source}: unknown key `{prefix}{field}`; did you mean `{prefix}{nearest}`?")
+                }
+                None => format!("{source}: unknown key `{prefix}{field}`; known are {}", known.join(", ")),
+            }
+        }
+        kind if path.is_empty() => format!("{source}: {kind}"),
+        kind => format!("{source}: {path}: {kind}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str) -> Result<Config, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        Config::load(Some(file.path()), &[])
+            .map_err(|exit| exit.message().unwrap().replace(&file.path().display().to_string(), "FILE"))
+    }
+
+    #[test]
+    fn nothing_configured_is_the_documented_default() {
+        let config = load("").unwrap();
+        assert_eq!(config.topology().unwrap(), Topology::default());
+        assert_eq!(config.batch().max_rows, 50_000);
+        assert_eq!(config.held_bytes(), 512 << 20);
+        assert_eq!(config.shutdown(), Duration::from_secs(25));
+    }
+
+    #[test]
+    fn a_misspelt_key_is_named_with_the_nearest_known_one() {
+        assert_eq!(
+            load("[topology]\nstraem = \"X\"").unwrap_err(),
+            "FILE: unknown key `topology.straem`; did you mean `topology.stream`?"
+        );
+        assert_eq!(
+            load("[tables.clicks]\ndelivry = \"best\"").unwrap_err(),
+            "FILE: unknown key `tables.clicks.delivry`; did you mean `tables.clicks.delivery`?"
+        );
+        assert_eq!(load("[nat]\nurl = \"x\"").unwrap_err(), "FILE: unknown key `nat`; did you mean `nats`?");
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_what_would_be_right() {
+        let error = load("[batch]\nmax_age = \"soon\"").unwrap_err();
+        assert_eq!(error, "FILE: batch.max_age: `soon` is no duration; write for example 500ms, 10s or 2m");
+        assert!(load("[topology]\nstart = \"middle\"").unwrap_err().contains("\"first\""));
+        assert!(load("[topology]\nshards = -1").unwrap_err().contains("topology.shards"));
+        assert!(load("[clickhouse]\ncompression = \"zip\"").unwrap_err().contains("lz4"));
+        assert!(load("[tables.a]\nformat = \"CSV\"").unwrap_err().contains("JSONEachRow"));
+    }
+
+    #[test]
+    fn set_overrides_the_file_and_numbers_may_be_texts() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "[topology]\nshards = 4\n[tables.a]\nsettings = { x = 1 }").unwrap();
+        let sets = ["topology.shards=16".to_owned(), "limits.held_rows=1_000".to_owned()];
+        let config = Config::load(Some(file.path()), &sets).map_err(|exit| exit.message().map(str::to_owned)).unwrap();
+        assert_eq!((config.topology.shards, config.limits.held_rows), (16, 1_000));
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let config = load("[nats]\nuser = \"u\"\npassword = \"hunter2\"\n[clickhouse]\npassword = \"hunter2\"").unwrap();
+        assert!(!format!("{config:?} {:?} {:?}", config.nats(), config.clickhouse()).contains("hunter2"));
+    }
+
+    #[test]
+    fn a_file_that_was_named_must_be_there() {
+        let error = Config::load(Some(Path::new("no-such.toml")), &[]).unwrap_err();
+        assert!(error.message().unwrap().starts_with("cannot read no-such.toml"));
+    }
+}

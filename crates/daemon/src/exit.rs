@@ -1,0 +1,59 @@
+//! How a command ends: a line that says what to do, and a code that scripts can rely on.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// Why a command did not do what it was asked.
+#[derive(Debug)]
+pub struct Exit {
+    code: u8,
+    message: String,
+}
+
+impl Exit {
+    /// Something went wrong.
+    pub const ERROR: u8 = 1;
+    /// The command line or the configuration is wrong.
+    pub const USAGE: u8 = 2;
+    /// A shard's consumer is gone.
+    pub const LOST_SHARD: u8 = 3;
+
+    /// Something went wrong while doing it: code 1.
+    pub fn error(message: impl fmt::Display) -> Self {
+        Self { code: Self::ERROR, message: message.to_string() }
+    }
+
+    /// The command line or the configuration is wrong: code 2.
+    pub fn usage(message: impl fmt::Display) -> Self {
+        Self { code: Self::USAGE, message: message.to_string() }
+    }
+
+    /// A shard's consumer is gone: code 3.
+    pub fn lost_shard(message: impl fmt::Display) -> Self {
+        Self { code: Self::LOST_SHARD, message: message.to_string() }
+    }
+
+    /// What was found is not as it should be, and has been printed already: code 1 and no further word.
+    #[must_use]
+    pub const fn findings() -> Self {
+        Self { code: Self::ERROR, message: String::new() }
+    }
+
+    /// The code of the process.
+    #[must_use]
+    pub fn code(&self) -> ExitCode {
+        ExitCode::from(self.code)
+    }
+
+    /// The line for the person, if there is anything left to say.
+    #[must_use]
+    pub fn message(&self) -> Option<&str> {
+        (!self.message.is_empty()).then_some(&*self.message)
+    }
+}
+
+impl From<std::io::Error> for Exit {
+    fn from(error: std::io::Error) -> Self {
+        Self::error(error)
+    }
+}

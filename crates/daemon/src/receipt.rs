@@ -1,0 +1,118 @@
+//! Receipts: which rows were stored in the stream, kept by who published them.
+//!
+//! A text file that can be appended to. A line `# holdfast receipt 1 CREATED STREAM` says of which stream
+//! the lines after it are; each of those is a sequence, a tab and the table's subject token.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use holdfast_core::time::Timestamp;
+use holdfast_nats::subject;
+
+use crate::exit::Exit;
+
+const HEADER: &str = "# holdfast receipt 1 ";
+
+/// Appends to a receipt.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Writer {
+    /// Opens `path` for rows of `stream`, which was created at `created`.
+    ///
+    /// # Errors
+    /// If the file cannot be opened or written.
+    pub fn open(path: &Path, stream: &str, created: Timestamp) -> Result<Self, Exit> {
+        let failed = |error| Exit::error(format!("cannot write the receipt {}: {error}", path.display()));
+        let file = File::options().create(true).append(true).open(path).map_err(failed)?;
+        let mut file = BufWriter::new(file);
+        writeln!(file, "{HEADER}{} {stream}", created.0).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Appends a row.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn row(&mut self, table: &str, seq: u64) -> Result<(), Exit> {
+        let token = subject::encode(table);
+        writeln!(self.file, "{seq}\t{token}").map_err(|error| self.failed(&error))
+    }
+
+    /// Makes sure that everything is in the file.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn finish(mut self) -> Result<(), Exit> {
+        self.file.flush().map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Exit {
+        Exit::error(format!("cannot write the receipt {}: {error}", self.path.display()))
+    }
+}
+
+/// The rows of `table` in the receipt at `path`: for each stream's creation, the sequences, rising.
+///
+/// # Errors
+/// If the file cannot be read or is no receipt; the message names the line.
+pub fn read(path: &Path, table: &str) -> Result<BTreeMap<Timestamp, Vec<u64>>, Exit> {
+    let failed = |error| Exit::error(format!("cannot read the receipt {}: {error}", path.display()));
+    let token = subject::encode(table);
+    let mut rows: BTreeMap<Timestamp, Vec<u64>> = BTreeMap::new();
+    let mut created = None;
+    for (number, line) in BufReader::new(File::open(path).map_err(failed)?).lines().enumerate() {
+        let line = line.map_err(failed)?;
+        let wrong = || Exit::error(format!("{}, line {}: this is no receipt", path.display(), number + 1));
+        if let Some(header) = line.strip_prefix(HEADER) {
+            let at = header.split(' ').next().and_then(|at| at.parse().ok()).ok_or_else(wrong)?;
+            created = Some(Timestamp(at));
+            rows.entry(Timestamp(at)).or_default();
+            continue;
+        }
+        let created = created.ok_or_else(wrong)?;
+        let (seq, of) = line.split_once('\t').ok_or_else(wrong)?;
+        let seq: u64 = seq.parse().map_err(|_| wrong())?;
+        if *of == *token {
+            rows.entry(created).or_default().push(seq);
+        }
+    }
+    for seqs in rows.values_mut() {
+        seqs.sort_unstable();
+        seqs.dedup();
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_appended_is_read_by_table_and_stream() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("receipt");
+        for (created, seqs) in [(7, [3, 1]), (9, [4, 2])] {
+            let mut writer = Writer::open(&path, "S", Timestamp(created)).unwrap();
+            for seq in seqs {
+                writer.row("a b", seq).unwrap();
+                writer.row("other", seq + 100).unwrap();
+            }
+            writer.finish().unwrap();
+        }
+        let rows = read(&path, "a b").unwrap();
+        assert_eq!(rows, BTreeMap::from([(Timestamp(7), vec![1, 3]), (Timestamp(9), vec![2, 4])]));
+    }
+
+    #[test]
+    fn another_file_is_refused_by_line() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "hello\n").unwrap();
+        assert!(read(file.path(), "t").unwrap_err().message().unwrap().ends_with("line 1: this is no receipt"));
+    }
+}

@@ -1,0 +1,31 @@
+//! `holdfast topology`: print or create what Holdfast needs on the NATS server.
+
+use holdfast_nats::Connection;
+use holdfast_nats::topology::Resharding;
+
+use crate::cli::{TopologyCommand, TopologyFormat};
+use crate::config::Config;
+use crate::exit::Exit;
+use crate::output;
+
+/// Prints or applies the topology.
+///
+/// # Errors
+/// What the server refused, or that it could not be asked.
+pub async fn topology(config: &Config, command: &TopologyCommand) -> Result<(), Exit> {
+    let topology = config.topology()?;
+    match command {
+        TopologyCommand::Print { permissions: true, .. } => output::json(&topology.permissions()),
+        TopologyCommand::Print { format: TopologyFormat::Json, .. } => output::json(&topology.document()),
+        TopologyCommand::Apply { allow_resharding, json } => {
+            let connection = Connection::open(&config.nats()?).await.map_err(Exit::error)?;
+            let resharding = if *allow_resharding { Resharding::Allow } else { Resharding::Refuse };
+            let done = topology.apply(&connection, resharding).await.map_err(Exit::error)?;
+            if json.json {
+                return output::json(&done);
+            }
+            let rows = done.iter().map(|done| [done.object.clone(), done.action.to_string(), done.changes.join("; ")]);
+            output::table(["OBJECT", "DONE", "CHANGES"], rows)
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The topology: applied, checked, permitted.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use holdfast_core::ports::FailureClass;
+use holdfast_core::ports::delivery::PullEnd;
+use holdfast_core::ports::ledger::{Revision, WriteOutcome};
+use holdfast_core::row::{Seq, ShardId};
+use holdfast_nats::Connection;
+use holdfast_nats::connect::{ConnectError, Options};
+use holdfast_nats::ledger::Ledger;
+use holdfast_nats::publish::{self, PublishError, Publisher};
+use holdfast_nats::retention::Retention;
+use holdfast_nats::topology::{Action, AckPolicy, Resharding, RetentionPolicy, Severity, Topology, TopologyError};
+
+use crate::server::{Member, Rig, Server, one_shard};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn applied_twice_is_unchanged() {
+    for topology in [
+        Topology::default(),
+        Topology { prefix: "eu.ingest".into(), ack_policy: AckPolicy::Explicit, ..Topology::default() },
+        Topology {
+            ack_policy: AckPolicy::Explicit,
+            retention: RetentionPolicy::WorkQueue,
+            max_bytes: None,
+            ..Topology::default()
+        },
+    ] {
+        let server = Server::start();
+        let connection = server.connect().await;
+        let first = topology.apply(&connection, Resharding::Refuse).await.unwrap();
+        assert_eq!(first.len(), 11);
+        assert!(first.iter().all(|applied| applied.action == Action::Created), "{first:?}");
+        let second = topology.apply(&connection, Resharding::Refuse).await.unwrap();
+        assert!(second.iter().all(|applied| applied.action == Action::Unchanged), "{second:?}");
+        assert_eq!(topology.check(&connection).await.unwrap(), []);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn findings_say_what_is_wrong_and_apply_repairs_it() {
+    let rig = Rig::new(Topology { shards: 3, ..one_shard() }).await;
+    rig.api("$JS.API.CONSUMER.DELETE.INGEST.holdfast-1", "").await;
+    rig.api("$JS.API.STREAM.DELETE.INGEST_DEAD", "").await;
+    let wider = Topology { max_bytes: Some(1 << 30), pinned_ttl: Duration::from_secs(5), ..rig.topology.clone() };
+    let findings = wider.check(&rig.connection).await.unwrap();
+    let said: Vec<_> =
+        findings.iter().map(|f| (f.severity, f.object.as_str(), f.field.as_str())).collect();
+    assert!(said.contains(&(Severity::Required, "consumer holdfast-1", "")), "{said:?}");
+    assert!(said.contains(&(Severity::Required, "stream INGEST_DEAD", "")), "{said:?}");
+    assert!(said.contains(&(Severity::Required, "consumer holdfast-0", "priority_timeout")), "{said:?}");
+    assert!(said.contains(&(Severity::Recommended, "stream INGEST", "max_bytes")), "{said:?}");
+    assert!(said.is_sorted_by_key(|(severity, ..)| *severity));
+    let done = wider.apply(&rig.connection, Resharding::Refuse).await.unwrap();
+    assert!(done.iter().any(|a| a.object == "consumer holdfast-0" && a.action == Action::Updated
+        && a.changes == ["priority_timeout: 2s -> 5s"]), "{done:?}");
+    assert_eq!(wider.check(&rig.connection).await.unwrap(), []);
+    // A shard that is no more.
+    let fewer = Topology { shards: 2, ..wider };
+    fewer.apply(&rig.connection, Resharding::Refuse).await.unwrap();
+    let findings = fewer.check(&rig.connection).await.unwrap();
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_eq!(findings[0].object, "consumer holdfast-2");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_change_is_an_error_that_says_so() {
+    let rig = Rig::new(one_shard()).await;
+    rig.publish("clicks", 1).await;
+    let more = Topology { shards: 2, ..rig.topology.clone() };
+    let error = more.apply(&rig.connection, Resharding::Refuse).await.unwrap_err();
+    assert!(matches!(error, TopologyError::Reshard { messages: 1, .. }), "{error}");
+    more.apply(&rig.connection, Resharding::Allow).await.unwrap();
+    let acks = Topology { ack_policy: AckPolicy::Explicit, ..more };
+    let error = acks.apply(&rig.connection, Resharding::Refuse).await.unwrap_err().to_string();
+    assert!(error.contains("consumer holdfast-0") && error.contains("ack_policy"), "{error}");
+}
+
+/// Users with exactly the printed permissions can do what they must, and are told what they may not.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_printed_permissions_are_enough() {
+    let topology = one_shard();
+    let permissions = serde_json::to_value(topology.permissions()).unwrap();
+    let user = |name: &str| {
+        format!("{{ user: {name}, password: secret, permissions: {} }}", permissions[name])
+    };
+    let config =
+        format!("authorization {{ users: [ {}, {}, {} ] }}", user("operator"), user("daemon"), user("publisher"));
+    let server = Server::with_config(Some(&config));
+    let connect = async |user: &str| {
+        let url = format!("nats://{user}:secret@{}", server.address());
+        Connection::open(&Options::new(url, "test")).await.unwrap()
+    };
+    let operator = connect("operator").await;
+    topology.apply(&operator, Resharding::Refuse).await.unwrap();
+    assert_eq!(topology.check(&operator).await.unwrap(), []);
+
+    let connection = connect("publisher").await;
+    let mut publisher = Publisher::new(connection.clone(), "INGEST", "ingest", publish::Options::default());
+    for _ in 0..10 {
+        publisher.publish("clicks", Bytes::from("{}")).await.unwrap();
+    }
+    publisher.flush().await.unwrap();
+
+    let daemon = connect("daemon").await;
+    let mut member = Member::new(daemon.clone(), &topology, ShardId(0));
+    let pull = member.pull(1, None, 10, Duration::from_secs(5));
+    assert_eq!(member.run(pull).await, PullEnd::Full);
+    member.reset(2, 5).await.unwrap();
+    let look = member.inspect(4).await.unwrap();
+    assert_eq!((look.unfit, look.shard_last), (None, Some(Seq(10))));
+    member.unpin().await.unwrap();
+    let ledger = Ledger::new(daemon.clone(), "HOLDFAST", "INGEST");
+    assert_eq!(ledger.read(ShardId(0)).await, Ok(None));
+    let stored = ledger.write(ShardId(0), Revision(0), Bytes::from("r")).await;
+    assert!(matches!(stored, WriteOutcome::Stored(_)), "{stored:?}");
+    let retention = Retention::new(daemon, "INGEST");
+    assert_eq!(retention.trim(look.created, Seq(3)).await, Ok(2));
+
+    // The publisher is no daemon, and is told at once.
+    let start = std::time::Instant::now();
+    let ledger = Ledger::new(connection.clone(), "HOLDFAST", "INGEST");
+    let WriteOutcome::Refused(failure) = ledger.write(ShardId(0), Revision(1), Bytes::new()).await else { panic!() };
+    assert_eq!(failure.class, FailureClass::Denied);
+    let mut member = Member::new(connection.clone(), &topology, ShardId(0));
+    let pull = member.pull(1, None, 1, Duration::from_secs(5));
+    let PullEnd::Failed(failure) = member.run(pull).await else { panic!() };
+    assert_eq!(failure.class, FailureClass::Denied);
+    let mut elsewhere = Publisher::new(connection, "INGEST", "other", publish::Options::default());
+    elsewhere.publish("clicks", Bytes::from("{}")).await.unwrap();
+    assert!(matches!(elsewhere.flush().await, Err(PublishError::Refused { row: 0, .. })));
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_cannot_be_is_one_clear_line() {
+    let config = "authorization { user: joe, password: right }";
+    let server = Server::with_config(Some(config));
+    let url = format!("nats://joe:wr0ng@{}", server.address());
+    let error = Connection::open(&Options::new(url, "test")).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Denied { .. }), "{error}");
+    assert!(!error.to_string().contains("wr0ng") && !error.to_string().contains('\n'), "{error}");
+    let mut options = Options::new("nats://joe:s3cret@127.0.0.1:1", "test");
+    options.timeout = Duration::from_millis(700);
+    let start = std::time::Instant::now();
+    let error = Connection::open(&options).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+    assert!(!error.to_string().contains("s3cret"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(3));
+}
