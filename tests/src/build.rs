@@ -37,6 +37,14 @@ pub fn chserve_binary() -> Result<PathBuf> {
     binary("HOLDFAST_CHSERVE", "chserve", true)
 }
 
+/// One of the testbed's own programs, built for release.
+///
+/// # Errors
+/// When the build fails.
+pub fn testbed_binary(name: &str) -> Result<PathBuf> {
+    build("holdfast-testbed", name, true)
+}
+
 /// A path from the environment, if it is set and not empty.
 pub(crate) fn file_named_by(name: &'static str) -> Result<Option<PathBuf>> {
     let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
@@ -60,15 +68,15 @@ fn binary(variable: &'static str, package: &str, release: bool) -> Result<PathBu
     if let Some(path) = built.get(&(package.to_owned(), release)) {
         return Ok(path.clone());
     }
-    let path = build(package, release)?;
+    let path = build(package, package, release)?;
     built.insert((package.to_owned(), release), path.clone());
     Ok(path)
 }
 
-/// Builds a package's binary of the same name. Asks cargo where it put it, since that depends on the target
+/// Builds a package's binary. Asks cargo where it put it, since that depends on the target
 /// folder that the user chose.
-fn build(package: &str, release: bool) -> Result<PathBuf> {
-    let mut arguments = vec!["build", "--package", package, "--bin", package];
+fn build(package: &str, name: &str, release: bool) -> Result<PathBuf> {
+    let mut arguments = vec!["build", "--package", package, "--bin", name];
     if release {
         arguments.push("--release");
     }
@@ -88,7 +96,7 @@ fn build(package: &str, release: bool) -> Result<PathBuf> {
     String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == package)
+        .filter(|message| message["target"]["name"] == name)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
         .ok_or_else(failed)
 }

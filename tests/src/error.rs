@@ -44,6 +44,16 @@ pub enum Error {
         /// The command to run by hand.
         command: String,
     },
+    /// A command that should succeed did not.
+    #[error("{command}: {status}\n{said}")]
+    Command {
+        /// The command.
+        command: String,
+        /// How it ended.
+        status: String,
+        /// What it printed.
+        said: String,
+    },
     /// A process ended that should have gone on.
     #[error("{name} ended by itself ({ended}); the end of its log {}:\n{tail}", log.display())]
     Ended {

@@ -165,7 +165,7 @@ fn lock(cache: &Path) -> Result<File> {
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            tell("waiting for another process that fetches into the cache");
+            tell("waiting for another fetch into the cache");
             file.lock().context(context)?;
         }
         Err(TryLockError::Error(error)) => return Err(error).context(context),

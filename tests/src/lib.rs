@@ -10,6 +10,7 @@
 //! | [`daemon`] | `holdfast` itself |
 //! | [`proxy`], [`frame`] | what stands between a client and a server |
 //! | [`rows`], [`verdict`] | tables, and what is missing, repeated or out of order in them |
+//! | [`rig`] | all of it together: servers, tables, topology, load, daemons |
 //! | [`wait`] | waiting for a condition, with a deadline |
 //!
 //! Nothing here leaves a process behind, also when the test that started it is killed: see [`guarded`].
@@ -24,6 +25,7 @@ pub mod guarded;
 pub mod nats;
 mod port;
 pub mod proxy;
+pub mod rig;
 pub mod rows;
 pub mod verdict;
 pub mod wait;
@@ -33,4 +35,5 @@ pub use daemon::Daemon;
 pub use error::{Error, Result};
 pub use nats::{NatsCluster, NatsServer};
 pub use proxy::Proxy;
+pub use rig::Rig;
 pub use verdict::Verdict;

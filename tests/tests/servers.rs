@@ -1,6 +1,7 @@
 //! The testbed's own promises: servers come back with their data, and none outlives its test.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -52,20 +53,30 @@ fn a_paused_clickhouse_answers_when_it_goes_on() {
     clickhouse.stop().unwrap();
 }
 
-/// Creates a stream and publishes one row to it, or tells how many rows it has, in the protocol's own words.
+/// A request in the protocol's own words, and its answer.
 fn jetstream(server: &NatsServer, subject: &str, body: &str) -> serde_json::Value {
-    use std::io::Write;
-    let mut stream = std::net::TcpStream::connect(server.addr()).unwrap();
-    stream.set_read_timeout(Some(SOON)).unwrap();
+    ask(server, subject, body).unwrap()
+}
+
+fn ask(server: &NatsServer, subject: &str, body: &str) -> io::Result<serde_json::Value> {
+    let mut stream = TcpStream::connect(server.addr())?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     write!(
         stream,
         "CONNECT {{\"verbose\":false}}\r\nSUB answer 1\r\nPUB {subject} answer {}\r\n{body}\r\n",
         body.len()
-    )
-    .unwrap();
-    let mut lines = BufReader::new(stream).lines();
-    lines.find(|line| line.as_ref().unwrap().starts_with("MSG answer")).unwrap().unwrap();
-    serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap()
+    )?;
+    let mut lines = BufReader::new(stream);
+    let mut line = String::new();
+    while !line.starts_with("MSG answer") {
+        line.clear();
+        if lines.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    line.clear();
+    lines.read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
 }
 
 #[test]
@@ -98,7 +109,12 @@ fn a_cluster_outlives_one_node() {
     assert_eq!(jetstream(&cluster.nodes[0], "s.a", "row")["seq"], 1);
     cluster.nodes[2].kill().unwrap();
     cluster.nodes[2].restart().unwrap();
-    assert_eq!(jetstream(&cluster.nodes[1], "$JS.API.STREAM.INFO.S", "")["state"]["messages"], 1);
+    // Whoever led may have been the one that was killed: until there is a new leader the answer is an error, or
+    // none at all.
+    until_true("the stream's row", SOON, || {
+        ask(&cluster.nodes[1], "$JS.API.STREAM.INFO.S", "").is_ok_and(|info| info["state"]["messages"] == 1)
+    })
+    .unwrap();
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! Commands for whoever works on Holdfast: `cargo xtask …`.
 
+mod bench;
+mod drill;
 mod interrupt;
 mod servers;
 mod test;
+mod try_out;
 
 use std::process::ExitCode;
 
@@ -20,6 +23,12 @@ struct Cli {
 enum Command {
     /// Finds or fetches nats-server and ClickHouse, and says where they are
     Servers(servers::Options),
+    /// Sends rows through real servers, kills the daemon on the way, and judges what arrived
+    Try(try_out::Options),
+    /// Runs a whole-system drill on real processes and servers
+    Drill(drill::Options),
+    /// Measures Holdfast beside a plain loop that does the same work
+    Bench(bench::Options),
     /// Runs what CI runs, and stops at the first failure
     Test(test::Options),
 }
@@ -28,6 +37,9 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command {
         Command::Servers(options) => servers::run(&options),
+        Command::Try(options) => try_out::run(&options),
+        Command::Drill(options) => drill::run(&options),
+        Command::Bench(options) => bench::run(&options),
         Command::Test(options) => test::run(&options),
     };
     match outcome {

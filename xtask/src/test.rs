@@ -107,7 +107,7 @@ fn in_words(command: &Command) -> String {
 /// cargo-deny: licences, bans and sources. The advisory database is a download of its own, so it is asked for.
 fn deny(advisories: bool) -> Result<()> {
     let mut command = Command::new(cargo_deny()?);
-    command.arg("check");
+    command.args(["check", "--hide-inclusion-graph"]);
     if advisories {
         command.arg("advisories");
     }

@@ -421,11 +421,11 @@ mod tests {
             (Level::Deduplicated, "sequence_column", |f| f.columns.all[0].kind = "MATERIALIZED".into()),
             (Level::Deduplicated, "stream_column", |f| f.columns.all[1].ttl = "toDate(a)".into()),
             (Level::Deduplicated, "TTL", |f| {
-                f.engine_full = f.engine_full.replace("SETTINGS", "TTL d SETTINGS")
+                f.engine_full = f.engine_full.replace("SETTINGS", "TTL d SETTINGS");
             }),
             (Level::Deduplicated, "row policy", |f| f.policies = Policies::Known("mine".into())),
             (Level::AtLeastOnce, "non_replicated_deduplication_window", |f| {
-                f.engine_full = "MergeTree".into()
+                f.engine_full = "MergeTree".into();
             }),
             (Level::AtLeastOnce, "engine", |f| f.engine = "Memory".into()),
         ];

@@ -77,6 +77,14 @@ const EVERY: &[Pin] = &[
     ("describe_include_virtual_columns", "0"),
 ];
 
+/// For the question which settings there are. A profile with the query cache refuses any about system tables.
+pub(crate) const FOR_ASKING: &[Pin] = &[
+    ("use_query_cache", "0"),
+    ("limit", "0"),
+    ("offset", "0"),
+    ("output_format_binary_encode_types_in_binary_format", "0"),
+];
+
 /// Pinned to a value of the moment.
 const COMPUTED: &[&str] =
     &["insert_deduplication_token", "input_format_skip_unknown_fields", "max_execution_time"];

@@ -23,7 +23,7 @@ use crate::body::{self, Splice};
 use crate::config::{Checked, Config, ConfigError, TableConfig, UnknownFields};
 use crate::connection::{self, PingError, Server};
 use crate::describe::{Column, Columns, Facts, Policies, TableReport, judge};
-use crate::error::{Failure, refusal};
+use crate::error::{Failure, code_of, refusal};
 use crate::identifier::{literal, quote, quote_table};
 use crate::settings::{self, Known};
 use crate::underway::Underway;
@@ -87,8 +87,7 @@ impl Store {
     /// What is wrong with `config`.
     pub fn new(config: Config, clock: Clock) -> Result<Self, ConfigError> {
         let checked = Checked::new(config)?;
-        // Queries spell out the type of each column they ask for.
-        let client = connection::client(&checked)?.with_validation(false);
+        let client = connection::client(&checked)?;
         let turns = checked.config.inserts_in_flight.min(Semaphore::MAX_PERMITS);
         Ok(Self(Arc::new(Inner {
             client,
@@ -121,11 +120,10 @@ impl Store {
         let config = &inner.checked.config;
         let sql = format!(
             "SELECT version(), currentUser(), \
-             toUInt8((SELECT count() FROM system.databases WHERE name = {}) > 0)",
+             toUInt8(ifNull((SELECT count() FROM system.databases WHERE name = {}), 0) > 0)",
             literal(&config.database)
         );
-        let query = inner.client.query_raw(&sql).with_setting("query_id", inner.query_id());
-        match timeout(config.query_timeout, query.fetch_one::<(String, String, u8)>()).await {
+        match timeout(config.query_timeout, inner.ask::<(String, String, u8)>(&sql)).await {
             Err(_) => Err(PingError::Silent { at: inner.at(), after: config.query_timeout }),
             Ok(Err(error)) => Err(PingError::of(inner.at(), &config.user, error)),
             Ok(Ok((version, user, has))) => Ok(Server { version, user, has_database: has != 0 }),
@@ -169,6 +167,21 @@ impl Port for Store {
             }
         }
     }
+}
+
+/// A line of `DESCRIBE TABLE`.
+#[derive(clickhouse::Row, serde::Deserialize)]
+struct Described {
+    name: String,
+    r#type: String,
+    default_type: String,
+    #[serde(rename = "default_expression")]
+    _default_expression: String,
+    #[serde(rename = "comment")]
+    _comment: String,
+    #[serde(rename = "codec_expression")]
+    _codec_expression: String,
+    ttl_expression: String,
 }
 
 /// Engine, `engine_full`, sorting key, indices; the windows that hold by default.
@@ -419,13 +432,17 @@ impl Inner {
     async fn look_up_columns_in_turn(&self, target: &Target, known: &Known) -> Result<Arc<Columns>, Failure> {
         let limit = self.checked.config.query_timeout;
         let name = table_sql(target)?;
-        let sql = format!("SELECT name, type, default_type, ttl_expression FROM (DESCRIBE TABLE {name})");
-        let rows = self
-            .rows::<(String, String, String, String)>(&sql, settings::for_description(known, limit), limit)
-            .await?;
+        let sql = format!("DESCRIBE TABLE {name}");
+        let settings = settings::for_description(known, limit);
+        let rows = self.rows::<Described>(&sql, settings, limit).await?;
         let all = rows
             .into_iter()
-            .map(|(name, data_type, kind, ttl)| Column { name, data_type, kind, ttl })
+            .map(|row| Column {
+                name: row.name,
+                data_type: row.r#type,
+                kind: row.default_type,
+                ttl: row.ttl_expression,
+            })
             .collect();
         let columns = Arc::new(Columns { all });
         let mut remembered = lock(&self.columns);
@@ -476,8 +493,12 @@ impl Inner {
         let sql = format!(
             "SELECT arrayStringConcat(groupArray(name), ',') FROM system.settings WHERE name IN ({names})"
         );
-        let answer = self.rows::<String>(&sql, Vec::new(), self.checked.config.query_timeout).await?;
-        let known: Known = answer.iter().flat_map(|names| names.split(',')).map(str::to_owned).collect();
+        let limit = self.checked.config.query_timeout;
+        let names = match timeout(limit, self.ask::<String>(&sql)).await {
+            Ok(answer) => answer?,
+            Err(_) => return Err(Failure::in_doubt(format!("no answer within {limit:?}"))),
+        };
+        let known: Known = names.split(',').map(str::to_owned).collect();
         // Every version has this one. An answer without it is no answer to rely on.
         if !known.contains("min_insert_block_size_rows") {
             return Err(Failure::before_sending(
@@ -487,6 +508,24 @@ impl Inner {
         let known = Arc::new(known);
         *lock(&self.known) = Some(known.clone());
         Ok(known)
+    }
+
+    /// Asks what is asked before it is known which settings the server knows.
+    async fn ask<T>(&self, sql: &str) -> Result<T, Error>
+    where
+        T: RowOwned + RowRead,
+    {
+        let query = || self.client.query_raw(sql).with_setting("query_id", self.query_id());
+        let pinned = settings::FOR_ASKING
+            .iter()
+            .fold(query(), |query, &(name, value)| query.with_setting(name, value));
+        match pinned.fetch_one::<T>().await {
+            // An old server: it has not got what would be turned off.
+            Err(Error::BadResponse(answer)) if code_of(&answer) == Some(115) => {
+                query().fetch_one::<T>().await
+            }
+            answer => answer,
+        }
     }
 
     async fn rows<T>(

@@ -210,7 +210,8 @@ mod tests {
         .unwrap();
         assert_eq!(info.state.last_ts, Timestamp(0));
         let info: ConsumerInfo =
-            read(br#"{"config":{"priority_groups":null,"ack_policy":"none"},"priority_groups":null}"#).unwrap();
+            read(br#"{"config":{"priority_groups":null,"ack_policy":"none"},"priority_groups":null}"#)
+                .unwrap();
         assert_eq!(info.fit().unwrap().ack_policy, "none");
         let error = read::<ConsumerInfo>(br#"{"error":{"code":404,"err_code":10014,"description":"no"}}"#);
         assert!(error.unwrap_err().is(crate::errors::CONSUMER_NOT_FOUND));

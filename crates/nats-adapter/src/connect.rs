@@ -73,8 +73,8 @@ pub struct Tls {
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// How to connect.
-#[derive(Clone, Debug)]
+/// How to connect. Its `Debug` form shows no secret: not the addresses either, which may hold one.
+#[derive(Clone)]
 pub struct Options {
     /// Addresses, comma separated: `nats://` or `tls://`. A user and password in an address are taken as
     /// [`Credentials`] if those are none.
@@ -87,6 +87,17 @@ pub struct Options {
     pub node: String,
     /// How long the first connect may take, retries included. Later reconnects go on for ever.
     pub timeout: Duration,
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("node", &self.node)
+            .field("credentials", &self.credentials)
+            .field("tls", &self.tls)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Options {
@@ -316,8 +327,7 @@ impl Connection {
 
     /// Waits until there is a connection, for `limit` at most; whether there is.
     pub async fn connected(&self, limit: Duration) -> bool {
-        self.is_connected()
-            || self.inner.hub.wait_for_connect(limit, || self.is_connected()).await
+        self.is_connected() || self.inner.hub.wait_for_connect(limit, || self.is_connected()).await
     }
 
     pub(crate) fn hub(&self) -> &Arc<Hub> {
@@ -416,8 +426,7 @@ mod tests {
 
     #[test]
     fn addresses_lose_their_secrets() {
-        let (servers, shown, found) =
-            addresses("nats://joe:s%40fe@one:4222, two:5000,tls://three").unwrap();
+        let (servers, shown, found) = addresses("nats://joe:s%40fe@one:4222, two:5000,tls://three").unwrap();
         assert_eq!(servers.len(), 3);
         assert_eq!(shown, "one:4222, two:5000, three");
         assert!(!format!("{servers:?}{shown}{found:?}").contains("fe@"));
@@ -435,6 +444,14 @@ mod tests {
             assert!(!error.contains("secret"), "{error}");
         }
         assert!(addresses(" , ").is_err());
+    }
+
+    #[test]
+    fn debug_forms_hold_no_secret() {
+        let mut options = Options::new("nats://joe:s3cret@one", "n");
+        options.credentials = Credentials::Token("t0ken".into());
+        let shown = format!("{options:?}");
+        assert!(!shown.contains("s3cret") && !shown.contains("t0ken"), "{shown}");
     }
 
     #[test]

@@ -3,6 +3,14 @@
 //! A pull is a request to `$JS.API.CONSUMER.MSG.NEXT` whose reply subject is `<inbox>.<attempt>`. One
 //! subscription, `<inbox>.*`, receives everything: rows come under their own subject, final statuses under
 //! the reply subject of their pull, so each status knows its pull.
+//!
+//! The server charges each row to a pull's `max_bytes` with its subject, its **reply subject** (about 55
+//! bytes), its headers and its payload.
+//!
+//! A limit of the client: it takes a row whose header block is malformed (no UTF-8, a line without a colon)
+//! for a broken connection. nats-server stores such rows, so a publisher that writes the protocol by hand can
+//! send one that no client of this kind gets past. It shows as [`Reply::Disrupted`] again and again at the
+//! same place.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -199,8 +207,7 @@ impl Delivery {
                 },
             };
             let mut pulls = self.shared.pulls();
-            let (end, given_up) =
-                pulls.entry(pull.inbox.0).or_default().add(&pull, Instant::now());
+            let (end, given_up) = pulls.entry(pull.inbox.0).or_default().add(&pull, Instant::now());
             drop(pulls);
             given_up.into_iter().for_each(Ended::tell);
             (format!("{prefix}.{}", pull.attempt.0), end)
@@ -265,7 +272,10 @@ impl Delivery {
         let source = &self.shared.source;
         let closed = tokio::time::timeout(QUICK_TIMEOUT, self.close(inbox.0)).await;
         if closed.is_err() {
-            return Err(Failure::new(FailureClass::Unanswered, "an older inbox could not be unsubscribed in time"));
+            return Err(Failure::new(
+                FailureClass::Unanswered,
+                "an older inbox could not be unsubscribed in time",
+            ));
         }
         let subject = api::consumer_reset(&source.stream, &source.consumer);
         let reset: Result<Done, _> =
@@ -310,21 +320,17 @@ impl Delivery {
         let at_floor = at_floor.map_err(|error| failed(&error))?;
         let shard_last = shard_last.map_err(|error| failed(&error))?;
         let subject = api::consumer_info(&source.stream, &source.consumer);
-        let consumer: ConsumerInfo =
-            self.connection.ask(&subject, CALL_TIMEOUT).await.map_err(|error| {
-                if error.is(CONSUMER_NOT_FOUND) || error.is(STREAM_NOT_FOUND) {
-                    InspectError::Gone(format!(
-                        "the consumer {} of the stream {} does not exist; `holdfast topology apply` creates it",
-                        source.consumer, source.stream
-                    ))
-                } else {
-                    failed(&error)
-                }
-            })?;
-        let last = Mark {
-            seq: Seq(stream.state.last_seq),
-            stored_at: stream.state.last_ts,
-        };
+        let consumer: ConsumerInfo = self.connection.ask(&subject, CALL_TIMEOUT).await.map_err(|error| {
+            if error.is(CONSUMER_NOT_FOUND) || error.is(STREAM_NOT_FOUND) {
+                InspectError::Gone(format!(
+                    "the consumer {} of the stream {} does not exist; `holdfast topology apply` creates it",
+                    source.consumer, source.stream
+                ))
+            } else {
+                failed(&error)
+            }
+        })?;
+        let last = Mark { seq: Seq(stream.state.last_seq), stored_at: stream.state.last_ts };
         let pinned = consumer
             .priority_groups
             .iter()
@@ -447,8 +453,7 @@ impl Listener for Shared {
     fn denied(&self, subject: &str) {
         if subject == self.next_subject {
             let end = PullEnd::Failed(crate::errors::RequestError::Denied(subject.to_owned()).failure());
-            let ended: Vec<Ended> =
-                self.pulls().values_mut().flat_map(|pulls| pulls.end_all(&end)).collect();
+            let ended: Vec<Ended> = self.pulls().values_mut().flat_map(|pulls| pulls.end_all(&end)).collect();
             ended.into_iter().for_each(Ended::tell);
         }
     }
@@ -504,16 +509,16 @@ impl Reading {
         for message in chunk.drain(..) {
             // The reply subject is the server's; everything else in a row is its publisher's, a status line
             // included. So a row is told by its reply subject first.
-            let ack = message.reply.as_ref().and_then(|reply| AckSubject::parse(reply.as_str())).filter(|ack| {
-                ack.stream == self.shared.source.stream && ack.consumer == self.shared.source.consumer
-            });
+            let ack =
+                message.reply.as_ref().and_then(|reply| AckSubject::parse(reply.as_str())).filter(|ack| {
+                    ack.stream == self.shared.source.stream && ack.consumer == self.shared.source.consumer
+                });
             let Some(ack) = ack else {
-                match self.status(&message) {
-                    Some(arrival) => arrivals.extend(arrival),
-                    None => {
-                        self.unreadable(&message);
-                        disrupted = true;
-                    }
+                if let Some(arrival) = self.status(&message) {
+                    arrivals.extend(arrival);
+                } else {
+                    self.unreadable(&message);
+                    disrupted = true;
                 }
                 continue;
             };
@@ -644,20 +649,20 @@ async fn fill(subscriber: &mut Subscriber, chunk: &mut Vec<Message>) -> bool {
     .await
 }
 
-/// A row's size as the server charges it to a pull's `max_bytes`: stored subject, stored headers, payload.
-/// The pin's header is added after that.
+/// A row's size as the server charges it to a pull's `max_bytes`: stored subject, reply subject, stored
+/// headers, payload. The pin's header is added after that.
 fn server_size(message: &Message, pin: Option<&PinId>) -> u64 {
     const EMPTY_HEADERS: usize = "NATS/1.0\r\n\r\n".len();
     let reply = message.reply.as_ref().map_or(0, |reply| reply.as_str().len());
-    let subject = message.subject.as_str().len();
-    let mut headers = message.length.saturating_sub(reply + subject + message.payload.len());
+    let rest = message.subject.as_str().len() + reply + message.payload.len();
+    let mut headers = message.length.saturating_sub(rest);
     if let Some(pin) = pin {
         headers = headers.saturating_sub(PIN_HEADER.len() + ": ".len() + pin.0.len() + "\r\n".len());
         if headers == EMPTY_HEADERS {
             headers = 0;
         }
     }
-    (subject + headers + message.payload.len()) as u64
+    (rest + headers) as u64
 }
 
 #[cfg(test)]
@@ -676,7 +681,7 @@ mod tests {
         }
     }
 
-    fn consumer(config: serde_json::Value) -> ConsumerInfo {
+    fn consumer(config: &serde_json::Value) -> ConsumerInfo {
         serde_json::from_value(serde_json::json!({ "config": config })).unwrap()
     }
 
@@ -690,11 +695,11 @@ mod tests {
 
     #[test]
     fn a_consumer_that_fits() {
-        assert_eq!(unfit(&source(), &consumer(fitting())), None);
+        assert_eq!(unfit(&source(), &consumer(&fitting())), None);
         let mut listed = fitting();
         listed["filter_subject"] = serde_json::Value::Null;
         listed["filter_subjects"] = serde_json::json!(["ingest.3.*"]);
-        assert_eq!(unfit(&source(), &consumer(listed)), None);
+        assert_eq!(unfit(&source(), &consumer(&listed)), None);
     }
 
     #[test]
@@ -712,7 +717,7 @@ mod tests {
         ] {
             let mut config = fitting();
             config[field] = value;
-            let why = unfit(&source(), &consumer(config)).unwrap();
+            let why = unfit(&source(), &consumer(&config)).unwrap();
             assert!(why.contains(words), "{why}");
         }
     }

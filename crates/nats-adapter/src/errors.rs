@@ -109,8 +109,7 @@ impl ApiError {
 #[must_use]
 pub fn cut(words: &str) -> String {
     const SHOWN: usize = 300;
-    let mut text: String =
-        words.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut text: String = words.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if words.chars().nth(SHOWN).is_some() {
         text.push('…');
     }

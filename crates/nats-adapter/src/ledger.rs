@@ -69,7 +69,8 @@ impl Ledger {
         let entry = stored.and_then(|stored| {
             stored
                 .map(|stored| {
-                    let record = if is_tombstone(&stored.headers()?) { Bytes::new() } else { stored.payload()? };
+                    let record =
+                        if is_tombstone(&stored.headers()?) { Bytes::new() } else { stored.payload()? };
                     Ok(Entry { revision: Revision(stored.seq), record })
                 })
                 .transpose()
@@ -153,7 +154,10 @@ mod tests {
     fn answers_to_a_write() {
         assert_eq!(answer(br#"{"stream":"KV_X","seq":7}"#), WriteOutcome::Stored(Revision(7)));
         // A repeat of a message id cannot happen here; it would be the same row.
-        assert_eq!(answer(br#"{"stream":"KV_X","seq":7,"duplicate":true}"#), WriteOutcome::Stored(Revision(7)));
+        assert_eq!(
+            answer(br#"{"stream":"KV_X","seq":7,"duplicate":true}"#),
+            WriteOutcome::Stored(Revision(7))
+        );
         for conflict in [10071, 10164] {
             let text = format!(
                 r#"{{"error":{{"code":400,"err_code":{conflict},"description":"wrong last sequence: 3"}},"stream":"KV_X","seq":0}}"#

@@ -49,7 +49,7 @@ impl Default for Options {
             window: 2_000,
             ack_timeout: Duration::from_secs(5),
             doubt: Duration::from_secs(100),
-            give_up: Some(Duration::from_secs(60)),
+            give_up: Some(Duration::from_mins(1)),
         }
     }
 }
@@ -158,10 +158,8 @@ fn fate(answer: Result<async_nats::Message, RequestError>) -> Fate {
         Err(error) => error,
     };
     let failure = error.failure();
-    let passing = matches!(
-        failure.class,
-        FailureClass::Full | FailureClass::Unavailable | FailureClass::Unanswered
-    );
+    let passing =
+        matches!(failure.class, FailureClass::Full | FailureClass::Unavailable | FailureClass::Unanswered);
     match error {
         CallError::Request(error) if !error.not_received() => Fate::Doubt(failure),
         CallError::Api(error) if !error.stored_nothing() => Fate::Doubt(failure),
@@ -316,7 +314,8 @@ impl Publisher {
             let later = stored.split_off(&row);
             self.receipts.extend(stored.into_iter().map(|(row, seq)| Receipt { row, seq }));
             stored = later;
-            let doubtful = |sent: &&Sent| sent.doubt_since.is_some_and(|at| at.elapsed() > self.options.doubt);
+            let doubtful =
+                |sent: &&Sent| sent.doubt_since.is_some_and(|at| at.elapsed() > self.options.doubt);
             if let Some(sent) = self.sent.iter().find(doubtful) {
                 return Err(PublishError::InDoubt { row: sent.row, failure });
             }

@@ -69,7 +69,10 @@ impl Pulls {
             end,
         });
         let given_up = given_up.map(|open| Ended {
-            end: PullEnd::Failed(Failure::new(FailureClass::Unanswered, "no final status, and too many open pulls")),
+            end: PullEnd::Failed(Failure::new(
+                FailureClass::Unanswered,
+                "no final status, and too many open pulls",
+            )),
             to: open.end,
         });
         (receiver, given_up)
@@ -113,11 +116,8 @@ impl Pulls {
         now: Instant,
         ended: &mut Vec<Ended>,
     ) {
-        if let Some(open) = self
-            .open
-            .iter()
-            .position(|open| open.attempt == attempt)
-            .and_then(|at| self.open.remove(at))
+        if let Some(open) =
+            self.open.iter().position(|open| open.attempt == attempt).and_then(|at| self.open.remove(at))
         {
             let had = left.map_or(open.got, |left| open.batch.saturating_sub(left));
             ended.push(Ended { end, to: open.end });

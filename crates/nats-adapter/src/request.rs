@@ -85,7 +85,11 @@ impl Hub {
 
     pub(crate) fn connected(&self) {
         // The first connect disrupts nothing.
-        let first = self.connects.send_replace(*self.connects.borrow() + 1) == 0;
+        let mut first = false;
+        self.connects.send_modify(|connects| {
+            first = *connects == 0;
+            *connects += 1;
+        });
         if !first {
             tracing::info!("connected to the NATS server again");
             self.disrupted();
@@ -153,9 +157,7 @@ impl Pending {
         match tokio::time::timeout(limit, &mut self.answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(RequestError::Broken),
-            Err(_) => {
-                Err(RequestError::TimedOut { subject: cut(subject), millis: limit.as_millis() })
-            }
+            Err(_) => Err(RequestError::TimedOut { subject: cut(subject), millis: limit.as_millis() }),
         }
     }
 }
@@ -222,11 +224,12 @@ impl Connection {
         if !self.connected(limit).await {
             return Err(RequestError::NotConnected);
         }
-        let pending = match tokio::time::timeout_at(deadline, self.send(subject.into(), headers, payload)).await {
-            Ok(sent) => sent?,
-            // It may be in the client's queue already.
-            Err(_) => return Err(timed_out()),
-        };
+        let pending =
+            match tokio::time::timeout_at(deadline, self.send(subject.into(), headers, payload)).await {
+                Ok(sent) => sent?,
+                // It may be in the client's queue already.
+                Err(_) => return Err(timed_out()),
+            };
         pending.wait(subject, deadline - Instant::now()).await
     }
 

@@ -35,7 +35,8 @@ pub async fn look(connection: &Connection, stream: &str) -> Result<Stream, Failu
     let info: StreamInfo =
         connection.ask(&api::stream_info(stream), CALL_TIMEOUT).await.map_err(|error| {
             let Failure { class, message } = error.failure();
-            let hint = if class == FailureClass::Missing { "; `holdfast topology apply` creates it" } else { "" };
+            let hint =
+                if class == FailureClass::Missing { "; `holdfast topology apply` creates it" } else { "" };
             Failure::new(class, format!("stream {stream}: {message}{hint}"))
         })?;
     Ok(Stream {

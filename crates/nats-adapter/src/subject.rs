@@ -87,11 +87,7 @@ pub fn decode(token: &str) -> Result<Cow<'_, str>, TokenError> {
     }
     let name = percent_decode_str(token).decode_utf8().map_err(|_| TokenError::NotUtf8)?;
     let expected = encode(&name);
-    if expected == token {
-        Ok(name)
-    } else {
-        Err(TokenError::NotCanonical { expected: shown(&expected) })
-    }
+    if expected == token { Ok(name) } else { Err(TokenError::NotCanonical { expected: shown(&expected) }) }
 }
 
 /// A token cut to a length that fits a message. Tokens are ASCII once encoded.
@@ -193,8 +189,18 @@ mod tests {
         assert_eq!(split("ingest", "ingest.3.clicks"), Some((ShardId(3), "clicks")));
         assert_eq!(split("eu.ingest", "eu.ingest.12.a%2Eb"), Some((ShardId(12), "a%2Eb")));
         for subject in [
-            "ingest", "ingest.", "ingest.3", "ingest.3.", "ingest..a", "ingest.x.a", "ingest.3.a.b", "ingestx.3.a",
-            "ingest.+3.a", "ingest.03.a", "ingest.99999999999.a", "other.3.a",
+            "ingest",
+            "ingest.",
+            "ingest.3",
+            "ingest.3.",
+            "ingest..a",
+            "ingest.x.a",
+            "ingest.3.a.b",
+            "ingestx.3.a",
+            "ingest.+3.a",
+            "ingest.03.a",
+            "ingest.99999999999.a",
+            "other.3.a",
         ] {
             assert_eq!(split("ingest", subject), None, "{subject}");
         }

@@ -24,11 +24,11 @@ use crate::subject::shard_filter;
 pub const GROUP: &str = "holdfast";
 
 /// How long a stream remembers message ids.
-const DUPLICATE_WINDOW: Duration = Duration::from_secs(120);
+const DUPLICATE_WINDOW: Duration = Duration::from_mins(2);
 
 /// With acks: a row that is not acked for this long is delivered again. Nothing waits for it, and a repeat is
 /// dropped, so it is long.
-const ACK_WAIT: Duration = Duration::from_secs(3600);
+const ACK_WAIT: Duration = Duration::from_hours(1);
 
 /// With acks: rows that may be delivered and not acked yet, a shard. Above what a daemon holds of one shard
 /// unless configured far beyond the defaults.
@@ -177,6 +177,7 @@ pub enum Resharding {
 }
 
 /// A stream as JetStream configures it. Times in nanoseconds.
+#[expect(clippy::struct_excessive_bools, reason = "the server's own fields")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StreamConfig {
     /// The name.
@@ -397,10 +398,10 @@ impl Topology {
         name("durable", &self.durable)?;
         name("bucket", &self.bucket)?;
         name("dead_letters", &self.dead_letters)?;
-        let invalid = |field, problem: &str| Err(TopologyError::Invalid { field, problem: problem.to_owned() });
+        let invalid =
+            |field, problem: &str| Err(TopologyError::Invalid { field, problem: problem.to_owned() });
         let token = |token: &str| {
-            !token.is_empty()
-                && token.bytes().all(|b| b.is_ascii_graphic() && !b"*>".contains(&b))
+            !token.is_empty() && token.bytes().all(|b| b.is_ascii_graphic() && !b"*>".contains(&b))
         };
         if !self.prefix.split('.').all(token) || self.prefix.starts_with('$') {
             return invalid("prefix", "a subject without wildcards, such as ingest or eu.ingest");
@@ -814,11 +815,8 @@ impl fmt::Display for Difference {
 
 impl Difference {
     fn finding(&self, object: &str, required: &[&str]) -> Finding {
-        let severity = if required.contains(&self.field.as_str()) {
-            Severity::Required
-        } else {
-            Severity::Recommended
-        };
+        let severity =
+            if required.contains(&self.field.as_str()) { Severity::Required } else { Severity::Recommended };
         Finding {
             severity,
             object: object.to_owned(),

@@ -56,7 +56,8 @@ impl Store {
     pub async fn stored(&self, table: &TableName, created: Timestamp) -> Result<Stored, Refusal> {
         let (_, quoted) = self.table_sql(table)?;
         let asked = self.0.checked.asked(table);
-        let named = |name: &str| quote(name).map_err(|error| Refusal { code: None, message: error.to_string() });
+        let named =
+            |name: &str| quote(name).map_err(|error| Refusal { code: None, message: error.to_string() });
         let (seq, stream) = (named(&asked.sequence_column)?, named(&asked.stream_column)?);
         let sql = format!(
             "SELECT toUInt64({seq}) AS s, count() AS c FROM {quoted} WHERE {stream} = {} GROUP BY s ORDER BY s",
@@ -75,7 +76,8 @@ impl Store {
     pub async fn out_of_order(&self, table: &TableName) -> Result<Option<u64>, Refusal> {
         let (target, quoted) = self.table_sql(table)?;
         let asked = self.0.checked.asked(table);
-        let named = |name: &str| quote(name).map_err(|error| Refusal { code: None, message: error.to_string() });
+        let named =
+            |name: &str| quote(name).map_err(|error| Refusal { code: None, message: error.to_string() });
         let (seq, stream) = (named(&asked.sequence_column)?, named(&asked.stream_column)?);
         let (engine, key): (String, String) = self
             .numbers(&format!(
@@ -84,7 +86,9 @@ impl Store {
                 literal(&target.table)
             ))
             .await?;
-        let has = |setting: &str| engine.contains(&format!("{setting} = 1")) || engine.contains(&format!("{setting} = true"));
+        let has = |setting: &str| {
+            engine.contains(&format!("{setting} = 1")) || engine.contains(&format!("{setting} = true"))
+        };
         let place = if has("enable_block_number_column") && has("enable_block_offset_column") {
             "_block_number, _block_offset"
         } else if key.is_empty() {

@@ -264,20 +264,35 @@ async fn odd_table_names_come_through() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_bound_a_pull_to_the_last_one() {
     let rig = Rig::new(one_shard()).await;
-    rig.publish("clicks", 9).await;
+    let client = rig.connection.client();
+    for n in 0..6 {
+        client.publish("ingest.clicks", format!("{{\"n\":{n}}}").into()).await.unwrap();
+    }
+    for n in 0..6 {
+        let headers = async_nats::HeaderMap::from_iter([("X".parse().unwrap(), "1".parse().unwrap())]);
+        client.publish_with_headers("ingest.clicks", headers, format!("{{\"n\":{n}}}").into()).await.unwrap();
+    }
+    client.flush().await.unwrap();
     let mut member = rig.member().await;
-    // "ingest.0.clicks" and {"n":0}: 15 + 7 bytes a row.
-    let mut pull = member.pull(1, None, 100, 5 * SECOND);
-    pull.max_bytes = Some(3 * 22);
-    let start = Instant::now();
-    assert_eq!(member.run(pull).await, PullEnd::TooLarge);
-    assert!(start.elapsed() < 2 * SECOND, "{:?}", start.elapsed());
-    let (rows, pin) = member.rows_of_one_pin();
-    assert_eq!(rows.len(), 3);
-    let mut pull = member.pull(1, Some(&pin), 100, 5 * SECOND);
-    pull.max_bytes = Some(3 * 22 + 5);
-    assert_eq!(member.run(pull).await, PullEnd::TooLarge);
-    assert_eq!(member.rows_of_one_pin().0.len(), 3);
+    let mut pin = None;
+    // As the server counts: subject, reply subject, headers of the publisher, payload.
+    let size = |seq: u64| {
+        let reply = format!("$JS.ACK.INGEST.holdfast-0.1.{seq}.{seq}.1700000000123456789.{}", 12 - seq);
+        let headers = if seq > 6 { "NATS/1.0\r\nX: 1\r\n\r\n" } else { "" };
+        ("ingest.0.clicks".len() + reply.len() + headers.len() + "{'n':0}".len()) as u64
+    };
+    let three = |first: u64| (first..first + 3).map(size).sum::<u64>();
+    // Used up exactly, the server ends a pull without a word; with some left that are too few, it says so.
+    for max_bytes in [three(1), three(4) + 5, three(7), three(10)] {
+        let mut pull = member.pull(1, pin.as_ref(), 100, 5 * SECOND);
+        pull.max_bytes = Some(max_bytes);
+        let start = Instant::now();
+        assert_eq!(member.run(pull).await, PullEnd::TooLarge);
+        assert!(start.elapsed() < 2 * SECOND, "{:?}", start.elapsed());
+        let (rows, now) = member.rows_of_one_pin();
+        assert_eq!(rows.len(), 3, "{max_bytes}");
+        pin = Some(now);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -290,7 +305,10 @@ async fn two_pulls_at_once_both_end() {
     rig.publish("clicks", 8).await;
     let ends = [first.await.unwrap(), second.await.unwrap()];
     // The second may be without a pin id while the first's rows took the pin; both end all the same.
-    assert!(ends.iter().all(|end| matches!(end, PullEnd::Full | PullEnd::Empty | PullEnd::NotPinned)), "{ends:?}");
+    assert!(
+        ends.iter().all(|end| matches!(end, PullEnd::Full | PullEnd::Empty | PullEnd::NotPinned)),
+        "{ends:?}"
+    );
 }
 
 /// A row as a publisher that means harm would send it, byte for byte.

@@ -24,7 +24,9 @@ async fn records_change_by_compare_and_set_only() {
     let ledger = ledger(&rig);
     assert_eq!(ledger.read(SHARD).await.unwrap(), None);
     assert_eq!(ledger.write(SHARD, Revision(7), Bytes::from("x")).await, WriteOutcome::Conflict);
-    let WriteOutcome::Stored(first) = ledger.write(SHARD, Revision(0), Bytes::from("one")).await else { panic!() };
+    let WriteOutcome::Stored(first) = ledger.write(SHARD, Revision(0), Bytes::from("one")).await else {
+        panic!()
+    };
     assert_eq!(ledger.write(SHARD, Revision(0), Bytes::from("other")).await, WriteOutcome::Conflict);
     // Another shard's record is another revision.
     let other = ledger.write(ShardId(4), Revision(0), Bytes::from("four")).await;
@@ -57,11 +59,15 @@ async fn a_deleted_record_is_an_empty_one_with_its_revision() {
 async fn a_missing_bucket_and_a_stopped_server_are_told_apart() {
     let mut rig = Rig::new(one_shard()).await;
     let missing = Ledger::new(rig.connection.clone(), "NONE", "INGEST");
-    let WriteOutcome::Refused(failure) = missing.write(SHARD, Revision(0), Bytes::new()).await else { panic!() };
+    let WriteOutcome::Refused(failure) = missing.write(SHARD, Revision(0), Bytes::new()).await else {
+        panic!()
+    };
     assert_eq!(failure.class, FailureClass::Unavailable);
     assert_eq!(missing.read(SHARD).await.unwrap_err().class, FailureClass::Missing);
     let ledger = ledger(&rig);
-    let WriteOutcome::Stored(revision) = ledger.write(SHARD, Revision(0), Bytes::from("one")).await else { panic!() };
+    let WriteOutcome::Stored(revision) = ledger.write(SHARD, Revision(0), Bytes::from("one")).await else {
+        panic!()
+    };
     rig.server.kill();
     let start = Instant::now();
     let outcome = ledger.write(SHARD, revision, Bytes::from("two")).await;

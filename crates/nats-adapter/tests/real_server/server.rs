@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use holdfast_core::ports::Attempt;
+use holdfast_core::ports::Failure;
 use holdfast_core::ports::delivery::{
     Command as Order, Inbox, InspectError, Inspection, PinId, Port as _, Pull, PullEnd, Reply, Rows,
 };
-use holdfast_core::ports::Failure;
 use holdfast_core::row::{Row, Seq, ShardId, Verdict};
 use holdfast_nats::Connection;
 use holdfast_nats::connect::Options;
@@ -25,7 +25,8 @@ fn binary() -> PathBuf {
         return named.into();
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    if let Some(found) = std::env::split_paths(&path).map(|dir| dir.join("nats-server")).find(|p| p.is_file()) {
+    if let Some(found) = std::env::split_paths(&path).map(|dir| dir.join("nats-server")).find(|p| p.is_file())
+    {
         return found;
     }
     let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache");
@@ -170,7 +171,8 @@ impl Rig {
 
     /// Calls the JetStream API directly.
     pub(crate) async fn api(&self, subject: &str, body: &str) -> serde_json::Value {
-        let answer = self.connection.client().request(subject.to_owned(), body.to_owned().into()).await.unwrap();
+        let answer =
+            self.connection.client().request(subject.to_owned(), body.to_owned().into()).await.unwrap();
         serde_json::from_slice(&answer.payload).unwrap()
     }
 }

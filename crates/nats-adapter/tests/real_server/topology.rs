@@ -12,7 +12,9 @@ use holdfast_nats::connect::{ConnectError, Options};
 use holdfast_nats::ledger::Ledger;
 use holdfast_nats::publish::{self, PublishError, Publisher};
 use holdfast_nats::retention::Retention;
-use holdfast_nats::topology::{Action, AckPolicy, Resharding, RetentionPolicy, Severity, Topology, TopologyError};
+use holdfast_nats::topology::{
+    AckPolicy, Action, Resharding, RetentionPolicy, Severity, Topology, TopologyError,
+};
 
 use crate::server::{Member, Rig, Server, one_shard};
 
@@ -44,18 +46,22 @@ async fn findings_say_what_is_wrong_and_apply_repairs_it() {
     let rig = Rig::new(Topology { shards: 3, ..one_shard() }).await;
     rig.api("$JS.API.CONSUMER.DELETE.INGEST.holdfast-1", "").await;
     rig.api("$JS.API.STREAM.DELETE.INGEST_DEAD", "").await;
-    let wider = Topology { max_bytes: Some(1 << 30), pinned_ttl: Duration::from_secs(5), ..rig.topology.clone() };
+    let wider =
+        Topology { max_bytes: Some(1 << 30), pinned_ttl: Duration::from_secs(5), ..rig.topology.clone() };
     let findings = wider.check(&rig.connection).await.unwrap();
-    let said: Vec<_> =
-        findings.iter().map(|f| (f.severity, f.object.as_str(), f.field.as_str())).collect();
+    let said: Vec<_> = findings.iter().map(|f| (f.severity, f.object.as_str(), f.field.as_str())).collect();
     assert!(said.contains(&(Severity::Required, "consumer holdfast-1", "")), "{said:?}");
     assert!(said.contains(&(Severity::Required, "stream INGEST_DEAD", "")), "{said:?}");
     assert!(said.contains(&(Severity::Required, "consumer holdfast-0", "priority_timeout")), "{said:?}");
     assert!(said.contains(&(Severity::Recommended, "stream INGEST", "max_bytes")), "{said:?}");
     assert!(said.is_sorted_by_key(|(severity, ..)| *severity));
     let done = wider.apply(&rig.connection, Resharding::Refuse).await.unwrap();
-    assert!(done.iter().any(|a| a.object == "consumer holdfast-0" && a.action == Action::Updated
-        && a.changes == ["priority_timeout: 2s -> 5s"]), "{done:?}");
+    assert!(
+        done.iter().any(|a| a.object == "consumer holdfast-0"
+            && a.action == Action::Updated
+            && a.changes == ["priority_timeout: 2s -> 5s"]),
+        "{done:?}"
+    );
     assert_eq!(wider.check(&rig.connection).await.unwrap(), []);
     // A shard that is no more.
     let fewer = Topology { shards: 2, ..wider };
@@ -83,11 +89,14 @@ async fn what_cannot_change_is_an_error_that_says_so() {
 async fn the_printed_permissions_are_enough() {
     let topology = one_shard();
     let permissions = serde_json::to_value(topology.permissions()).unwrap();
-    let user = |name: &str| {
-        format!("{{ user: {name}, password: secret, permissions: {} }}", permissions[name])
-    };
-    let config =
-        format!("authorization {{ users: [ {}, {}, {} ] }}", user("operator"), user("daemon"), user("publisher"));
+    let user =
+        |name: &str| format!("{{ user: {name}, password: secret, permissions: {} }}", permissions[name]);
+    let config = format!(
+        "authorization {{ users: [ {}, {}, {} ] }}",
+        user("operator"),
+        user("daemon"),
+        user("publisher")
+    );
     let server = Server::with_config(Some(&config));
     let connect = async |user: &str| {
         let url = format!("nats://{user}:secret@{}", server.address());
@@ -122,7 +131,9 @@ async fn the_printed_permissions_are_enough() {
     // The publisher is no daemon, and is told at once.
     let start = std::time::Instant::now();
     let ledger = Ledger::new(connection.clone(), "HOLDFAST", "INGEST");
-    let WriteOutcome::Refused(failure) = ledger.write(ShardId(0), Revision(1), Bytes::new()).await else { panic!() };
+    let WriteOutcome::Refused(failure) = ledger.write(ShardId(0), Revision(1), Bytes::new()).await else {
+        panic!()
+    };
     assert_eq!(failure.class, FailureClass::Denied);
     let mut member = Member::new(connection.clone(), &topology, ShardId(0));
     let pull = member.pull(1, None, 1, Duration::from_secs(5));

@@ -1,0 +1,142 @@
+//! What can go wrong, and how a run's share of it is drawn.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::chance::Chance;
+
+/// How the way between a process and the stream's server is disturbed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Nothing passes; what was sent arrives when it is over.
+    Held,
+    /// Nothing reaches the process; what was sent arrives when it is over.
+    HeldInwards,
+    /// Nothing reaches the server; what was sent arrives when it is over.
+    HeldOutwards,
+    /// The connection breaks; it is made anew when it is over.
+    Broken,
+}
+
+/// Something that goes wrong at a known time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A process is killed, and started again.
+    Crash { process: u32, down: Duration },
+    /// A process is frozen.
+    Pause { process: u32, lasting: Duration },
+    /// A process is asked to stop, and started again some time after it has.
+    Stop { process: u32, within: Duration, down: Duration },
+    /// A process is asked to stop and frozen a moment later.
+    StopAndPause { process: u32, within: Duration, after: Duration, lasting: Duration },
+    /// A process cannot reach the stream's server.
+    CutNats { process: u32, how: Cut, lasting: Duration },
+    /// A process cannot reach the store.
+    CutStore { process: u32, lasting: Duration },
+    /// A process's share of the budget changes.
+    Share { process: u32, rows: u64, bytes: u64 },
+    /// The stream's server is killed and started again.
+    BrokerRestart { down: Duration, forgotten: usize },
+    /// The same, and it has lost its last rows.
+    TailLost { down: Duration, rows: usize },
+    /// A consumer's leader moves.
+    LeaderMoves { shard: u32, forgotten: usize, leaderless: Duration },
+    /// An operator takes the pin away.
+    Unpin { shard: u32 },
+    /// An operator sets a consumer back.
+    SetBack { shard: u32, by: u64 },
+    /// The next deliveries of a shard are lost on the way.
+    DeliveriesLost { shard: u32, rows: u32 },
+    /// A consumer is deleted, and made again.
+    ConsumerDeleted { shard: u32, lasting: Duration },
+    /// The stream is deleted and made again.
+    StreamAnew,
+    /// Rows are removed from the stream, written or not: of a shard, as many as this from where the consumer
+    /// stands back.
+    Purged { shard: u32, rows: usize },
+    /// The store is killed and started again.
+    StoreKilled { down: Duration, burns: u32 },
+    /// The store takes its time.
+    StoreSlow { lasting: Duration },
+    /// The store refuses inserts.
+    StoreRefuses { lasting: Duration },
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// How often things go wrong in passing, in a thousand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rates {
+    /// A request to the stream's server is lost.
+    pub(crate) request_lost: u32,
+    /// A request arrives seconds late.
+    pub(crate) request_late: u32,
+    /// A write to the ledger arrives twice.
+    pub(crate) write_twice: u32,
+    /// An answer is lost.
+    pub(crate) answer_lost: u32,
+    /// An answer comes late.
+    pub(crate) answer_late: u32,
+    /// An answer comes twice.
+    pub(crate) answer_twice: u32,
+    /// Nobody says that an answer will not come.
+    pub(crate) answer_never: u32,
+    /// A pull is lost.
+    pub(crate) pull_lost: u32,
+    /// A pull's final status is lost.
+    pub(crate) status_lost: u32,
+    /// A message of rows loses some of them.
+    pub(crate) rows_lost: u32,
+    /// An insert waits long for its turn.
+    pub(crate) insert_queued: u32,
+    /// An insert is refused.
+    pub(crate) insert_refused: u32,
+    /// An insert is cut on its way.
+    pub(crate) insert_cut: u32,
+    /// An insert lands, and its answer is lost.
+    pub(crate) insert_unanswered: u32,
+    /// An insert takes longer than its client waits.
+    pub(crate) insert_slow: u32,
+    /// The store fails at an insert, after some of its parts.
+    pub(crate) insert_killed: u32,
+    /// The same, with the token of the next part burned.
+    pub(crate) insert_burned: u32,
+    /// A read-back or a description fails.
+    pub(crate) question_failed: u32,
+    /// The ledger refuses a write for the moment.
+    pub(crate) write_refused: u32,
+}
+
+impl Rates {
+    /// Rates of which each is drawn, or is none with one chance in two.
+    pub(crate) fn draw(chance: &mut Chance, swarm: bool) -> Self {
+        let mut rate = |most: u32| {
+            if swarm && chance.permille(500) { 0 } else { chance.between32(1, most) }
+        };
+        Self {
+            request_lost: rate(40),
+            request_late: rate(60),
+            write_twice: rate(60),
+            answer_lost: rate(60),
+            answer_late: rate(80),
+            answer_twice: rate(80),
+            answer_never: rate(10),
+            pull_lost: rate(15),
+            status_lost: rate(15),
+            rows_lost: rate(60),
+            insert_queued: rate(150),
+            insert_refused: rate(100),
+            insert_cut: rate(60),
+            insert_unanswered: rate(100),
+            insert_slow: rate(120),
+            insert_killed: rate(80),
+            insert_burned: rate(80),
+            question_failed: rate(100),
+            write_refused: rate(40),
+        }
+    }
+}

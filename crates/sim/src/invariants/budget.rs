@@ -1,0 +1,44 @@
+//! Invariant 4: held rows and bytes stay within the share and the stated overshoot: no row, and bytes by at
+//! most one row.
+
+use holdfast_core::budget::Share;
+use holdfast_core::ports::delivery::Pull;
+
+use super::{Checked, violated};
+
+pub(crate) const NAME: &str = "4 budget";
+
+/// What a shard may hold.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Budget {
+    rows: u64,
+    bytes: u64,
+}
+
+impl Budget {
+    /// A pull for rows is sent while `held` rows and bytes are held.
+    pub(crate) fn pulled(&mut self, pull: &Pull, share: Share, held: (u64, u64), largest: u64) -> Checked {
+        // What a smaller share finds already held stays; from here on nothing may be added to it.
+        self.rows = share.rows.max(held.0).max(1);
+        self.bytes = (share.bytes + largest).max(held.1).max(largest);
+        let batch = u64::from(pull.batch);
+        let alone = batch == 1 && held.0 == 0;
+        if held.0 + batch > share.rows && !alone {
+            let how = format!("{batch} rows were asked for with {} held of {}", held.0, share.rows);
+            return violated(NAME, how);
+        }
+        Ok(())
+    }
+
+    /// This much is held. (What was asked for before the share became smaller may still come.)
+    pub(crate) fn held(&self, held: (u64, u64)) -> Checked {
+        if held.0 > self.rows || held.1 > self.bytes {
+            let how = format!(
+                "{} rows and {} bytes are held, {} and {} are allowed",
+                held.0, held.1, self.rows, self.bytes
+            );
+            return violated(NAME, how);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,46 @@
+//! The invariants of protocol.md, one a file, checked as a run goes and at its end.
+//!
+//! They look at the models and at what processes say of themselves from outside, never at what the core
+//! believes to be right: an invariant that repeated the core's own reasoning would share its mistakes.
+
+pub(crate) mod budget;
+pub(crate) mod handover;
+pub(crate) mod intent;
+pub(crate) mod lands;
+pub(crate) mod once;
+pub(crate) mod order;
+pub(crate) mod pin;
+pub(crate) mod record;
+pub(crate) mod stops;
+pub(crate) mod trim;
+
+/// Something that must never happen, and did.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Violation {
+    /// The invariant's name.
+    pub invariant: &'static str,
+    /// What happened.
+    pub how: String,
+}
+
+/// Every invariant's name.
+pub const NAMES: &[&str] = &[
+    once::REPEAT,
+    once::LOSS,
+    once::STRAY,
+    order::NAME,
+    intent::NAME,
+    trim::NAME,
+    budget::NAME,
+    pin::NAME,
+    record::NAME,
+    lands::NAME,
+    handover::NAME,
+    stops::NAME,
+];
+
+pub(crate) type Checked = Result<(), Violation>;
+
+pub(crate) fn violated(invariant: &'static str, how: impl Into<String>) -> Checked {
+    Err(Violation { invariant, how: how.into() })
+}

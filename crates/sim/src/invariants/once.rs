@@ -1,0 +1,67 @@
+//! Invariant 1: every published row is in its table exactly once.
+//!
+//! A repeat shows when its part is committed. A loss shows when the ledger calls a row done that is not in its
+//! table (the ledger is the truth about what is written), or when everything has settled without it.
+
+use holdfast_core::ports::store::Level;
+use holdfast_core::record::Record;
+use holdfast_core::row::{Row, Seq};
+use holdfast_core::time::Timestamp;
+
+use super::{Checked, violated};
+use crate::jetstream::number_of;
+use crate::truth::{Fact, Truth};
+
+/// A row is in its table more than once.
+pub(crate) const REPEAT: &str = "1 once: repeat";
+/// A row is called done, and is nowhere.
+pub(crate) const LOSS: &str = "1 once: loss";
+/// A row is where it does not belong.
+pub(crate) const STRAY: &str = "1 once: stray";
+
+/// Counts rows that were committed to `table`.
+pub(crate) fn landed(
+    truth: &mut Truth,
+    table: u32,
+    level: Level,
+    created: Timestamp,
+    rows: &[Row],
+) -> Checked {
+    for row in rows {
+        let Some(fact) = truth.by_number(number_of(&row.payload)) else {
+            return violated(STRAY, format!("row {} was never published", row.seq));
+        };
+        if (fact.table, fact.created, fact.seq) != (table, created, row.seq) {
+            return violated(STRAY, format!("row {} of t{} was written as {} to t{table}", fact.seq, fact.table, row.seq));
+        }
+        if fact.bad {
+            return violated(STRAY, format!("row {} can never be a row, and was inserted", row.seq));
+        }
+        fact.landed += 1;
+        if fact.landed > 1 && level != Level::AtLeastOnce {
+            return violated(REPEAT, format!("row {} is in t{table} {} times", row.seq, fact.landed));
+        }
+    }
+    Ok(())
+}
+
+/// What a record newly calls done must be there.
+pub(crate) fn recorded(truth: &Truth, shard: u32, before: Option<&Record>, record: &Record) -> Checked {
+    let before = before.filter(|before| before.stream_created == record.stream_created);
+    let floor_before = before.map_or(Seq::ZERO, |before| before.floor);
+    let lost = |fact: &&Fact| fact.shard == shard && !fact.is_done();
+    let created = record.stream_created;
+    if let Some(fact) = truth.range(created, floor_before.next()..=record.floor).find(lost) {
+        let how = format!("the floor of s{shard} is {}, row {} of t{} is nowhere", record.floor, fact.seq, fact.table);
+        return violated(LOSS, how);
+    }
+    for (table, lane) in &record.lanes {
+        let done_before = before.and_then(|before| before.lanes.get(table)).map_or(floor_before, |lane| lane.done);
+        let index = crate::world::table_index(table);
+        let mut newly = truth.range(created, done_before.next()..=lane.done);
+        if let Some(fact) = newly.find(|fact| fact.table == index && lost(fact)) {
+            return violated(LOSS, format!("t{index} is done up to {}, row {} is nowhere", lane.done, fact.seq));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,840 @@
+//! A model of one JetStream stream and of its pinned consumers, one a shard.
+//!
+//! It keeps to what was seen on nats-server 2.15 with `ack_policy: none` and limits retention:
+//!
+//! - A pull without a pin id is served when nobody is pinned, and takes the pin **with its first row**; while
+//!   another client is pinned it waits (that is a standby). An empty shard has no pin.
+//! - Only a pull that carries the current pin id restarts the pin's timer. Deliveries do not.
+//! - Another id than the pinned one: 423 at once. An id while nobody is pinned: 423 as soon as a row waits,
+//!   until then nothing.
+//! - A row larger than what is left of a pull's `max_bytes` ends it with 409, and takes no pin.
+//! - A pull that got all it asked for ends without a word.
+//! - Reset sets the next row and the numbering, keeps the pin and serves what waits.
+//! - Unpin names no pin: it takes it from whoever has it.
+//! - A consumer's new leader has no pin, tells the waiting pulls so, and may have forgotten the last
+//!   deliveries. A restarted server has no pin either, and tells the pulls nothing.
+//!
+//! Whoever owns the model carries messages to and fro; how late, and whether at all, is not its business.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use bytes::Bytes;
+use holdfast_core::ports::delivery::{Command, Inbox, InspectError, Inspection, PinId, Pull, PullEnd, Reply, Rows};
+use holdfast_core::ports::retention;
+use holdfast_core::ports::{Attempt, Failure, FailureClass};
+use holdfast_core::row::{Delivery, Mark, Row, Seq, ShardId, TableName, Verdict};
+use holdfast_core::time::Timestamp;
+
+/// A connection: the `link`th of the `start`th start of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Client {
+    /// The process.
+    pub process: u32,
+    /// Which of its starts.
+    pub start: u32,
+    /// Which of this start's connections.
+    pub link: u32,
+}
+
+/// What a publisher sends.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// The shard that its subject maps to.
+    pub shard: ShardId,
+    /// The table that its subject names.
+    pub table: TableName,
+    /// The row.
+    pub payload: Bytes,
+    /// What a look at the row says (looking is the adapter's part; here the row carries the answer).
+    pub verdict: Verdict,
+}
+
+/// What the server sends without having been asked just now.
+#[derive(Clone, Debug)]
+pub enum Outgoing {
+    /// Rows of one pull, in order.
+    Rows {
+        /// To whom.
+        to: Client,
+        /// Of which shard.
+        shard: ShardId,
+        /// Of which pull.
+        attempt: Attempt,
+        /// The rows.
+        rows: Rows,
+    },
+    /// A pull's final status.
+    Ended {
+        /// To whom.
+        to: Client,
+        /// Of which shard.
+        shard: ShardId,
+        /// Which pull.
+        attempt: Attempt,
+        /// How it ended.
+        end: PullEnd,
+    },
+}
+
+/// A change of a consumer's pin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PinChange {
+    /// A client was pinned.
+    Taken {
+        /// The shard.
+        shard: ShardId,
+        /// By whom.
+        by: Client,
+        /// The pin's name.
+        pin: PinId,
+    },
+    /// No pull with its name came for the pinned TTL.
+    Lapsed {
+        /// The shard.
+        shard: ShardId,
+        /// Whose it was.
+        of: Client,
+        /// The pin's name.
+        pin: PinId,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct StoredRow {
+    message: Message,
+    stored_at: Timestamp,
+}
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    to: Client,
+    pull: Pull,
+    left: u32,
+    room: Option<u64>,
+    ends_at: Duration,
+}
+
+#[derive(Clone, Debug)]
+struct Pin {
+    id: PinId,
+    holder: Client,
+    lapses_at: Duration,
+}
+
+#[derive(Clone, Debug)]
+struct Consumer {
+    exists: bool,
+    /// Nobody leads it until then.
+    leaderless_until: Duration,
+    /// The next row to deliver is the first at or above this sequence.
+    position: u64,
+    /// Sequences delivered since the last reset.
+    delivered: Vec<u64>,
+    /// The shard's rows that are still in the stream.
+    rows: VecDeque<u64>,
+    pin: Option<Pin>,
+    waiting: VecDeque<Waiting>,
+}
+
+impl Consumer {
+    const fn new() -> Self {
+        Self {
+            exists: true,
+            leaderless_until: Duration::ZERO,
+            position: 1,
+            delivered: Vec::new(),
+            rows: VecDeque::new(),
+            pin: None,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    fn serves(&self, now: Duration) -> bool {
+        self.exists && now >= self.leaderless_until
+    }
+
+    fn pending(&self) -> usize {
+        self.rows.len() - self.rows.partition_point(|seq| *seq < self.position)
+    }
+
+    fn next(&self) -> Option<u64> {
+        self.rows.get(self.rows.partition_point(|seq| *seq < self.position)).copied()
+    }
+}
+
+/// The stream and its consumers.
+#[derive(Clone, Debug)]
+pub struct JetStream {
+    created: Timestamp,
+    rows: BTreeMap<u64, StoredRow>,
+    last: Mark,
+    consumers: Vec<Consumer>,
+    /// Each client's newest closed inbox by shard: what it still listens to.
+    clients: BTreeMap<Client, Vec<Inbox>>,
+    pinned_ttl: Duration,
+    pins: u64,
+    outgoing: Vec<Outgoing>,
+    changes: Vec<PinChange>,
+}
+
+impl JetStream {
+    /// What the server counts of a row beside its payload: subject and headers.
+    pub const FRAME: u64 = 64;
+
+    /// An empty stream, made at `created`, with a consumer for each of `shards`.
+    #[must_use]
+    pub fn new(created: Timestamp, shards: u32, pinned_ttl: Duration) -> Self {
+        Self {
+            created,
+            rows: BTreeMap::new(),
+            last: Mark::default(),
+            consumers: (0..shards).map(|_| Consumer::new()).collect(),
+            clients: BTreeMap::new(),
+            pinned_ttl,
+            pins: 0,
+            outgoing: Vec::new(),
+            changes: Vec::new(),
+        }
+    }
+
+    // ---- publishers ----------------------------------------------------------------------------------
+
+    /// Stores a message and serves whoever waits for it.
+    pub fn publish(&mut self, now: Duration, message: Message, stored_at: Timestamp) -> Seq {
+        let seq = self.last.seq.next();
+        self.last = Mark { seq, stored_at };
+        let shard = index(message.shard.0);
+        self.rows.insert(seq.0, StoredRow { message, stored_at });
+        self.consumers[shard].rows.push_back(seq.0);
+        self.pump(now, shard);
+        seq
+    }
+
+    /// The stream's identity.
+    #[must_use]
+    pub const fn created(&self) -> Timestamp {
+        self.created
+    }
+
+    /// The stream's last row.
+    #[must_use]
+    pub const fn last(&self) -> Mark {
+        self.last
+    }
+
+    /// Who is pinned to a shard.
+    #[must_use]
+    pub fn holder(&self, shard: ShardId) -> Option<(Client, &PinId)> {
+        self.consumers[index(shard.0)].pin.as_ref().map(|pin| (pin.holder, &pin.id))
+    }
+
+    /// The row that a shard's consumer delivers next.
+    #[must_use]
+    pub fn position(&self, shard: ShardId) -> Seq {
+        Seq(self.consumers[index(shard.0)].position)
+    }
+
+    // ---- clients -------------------------------------------------------------------------------------
+
+    /// A client connects; inboxes up to `closed`, one entry a shard, are closed already.
+    pub fn connect(&mut self, client: Client, closed: Vec<Inbox>) {
+        self.clients.insert(client, closed);
+    }
+
+    /// The server notices that a client is gone: nothing is sent to it any more.
+    pub fn disconnect(&mut self, now: Duration, client: Client) {
+        self.clients.remove(&client);
+        for shard in 0..self.consumers.len() {
+            self.pump(now, shard);
+        }
+    }
+
+    /// Takes a command of a client. Pulls are answered in [`Self::take_outgoing`], the rest at once; none if
+    /// the command has no answer, or the server gives none.
+    pub fn handle(&mut self, now: Duration, from: Client, shard: ShardId, command: Command) -> Option<Reply> {
+        match command {
+            Command::Pull(pull) => {
+                self.pull(now, from, shard, pull);
+                None
+            }
+            Command::Close { inbox } => {
+                self.close(now, from, shard, inbox);
+                None
+            }
+            Command::Reset { attempt, inbox, from: seq } => {
+                self.close(now, from, shard, Inbox(inbox.0.saturating_sub(1)));
+                self.reset(now, shard, seq).then_some(Reply::Reset { attempt, outcome: Ok(()) })
+            }
+            Command::Inspect { attempt, floor } => {
+                let mut seen = self.look_at_stream();
+                self.look_at_rows(shard, floor, &mut seen);
+                let outcome = self.look_at_consumer(now, shard, seen);
+                Some(Reply::Inspected { attempt, outcome })
+            }
+            Command::Unpin { attempt } => {
+                let outcome = self.unpin(now, shard);
+                Some(Reply::Unpinned { attempt, outcome })
+            }
+        }
+    }
+
+    fn pull(&mut self, now: Duration, from: Client, shard: ShardId, pull: Pull) {
+        let consumer = &mut self.consumers[index(shard.0)];
+        if !consumer.serves(now) {
+            self.end(from, shard, pull.attempt, PullEnd::NoResponders);
+            return;
+        }
+        match (&mut consumer.pin, &pull.pin) {
+            (Some(pinned), Some(id)) if pinned.id == *id => {
+                pinned.lapses_at = now + self.pinned_ttl;
+                pinned.holder = from;
+            }
+            (Some(_), Some(_)) => {
+                self.end(from, shard, pull.attempt, PullEnd::NotPinned);
+                return;
+            }
+            (_, None) | (None, _) => {}
+        }
+        let ends_at = now + pull.expires;
+        consumer.waiting.push_back(Waiting { to: from, left: pull.batch, room: pull.max_bytes, ends_at, pull });
+        self.pump(now, index(shard.0));
+    }
+
+    fn close(&mut self, now: Duration, from: Client, shard: ShardId, inbox: Inbox) {
+        if let Some(closed) = self.clients.get_mut(&from) {
+            let closed = &mut closed[index(shard.0)];
+            *closed = (*closed).max(inbox);
+        }
+        self.pump(now, index(shard.0));
+    }
+
+    /// Sets a consumer's position. A consumer that is not there does not answer at all.
+    fn reset(&mut self, now: Duration, shard: ShardId, from: Seq) -> bool {
+        let consumer = &mut self.consumers[index(shard.0)];
+        if !consumer.serves(now) {
+            return false;
+        }
+        consumer.position = from.0;
+        consumer.delivered.clear();
+        self.pump(now, index(shard.0));
+        true
+    }
+
+    /// Takes the pin from whoever holds it.
+    ///
+    /// # Errors
+    /// If nobody serves the consumer.
+    pub fn unpin(&mut self, now: Duration, shard: ShardId) -> Result<(), Failure> {
+        let consumer = &mut self.consumers[index(shard.0)];
+        if !consumer.serves(now) {
+            return Err(Failure::new(FailureClass::Unavailable, "no leader"));
+        }
+        consumer.pin = None;
+        self.pump(now, index(shard.0));
+        Ok(())
+    }
+
+    /// The first part of a look: the stream's own state.
+    #[must_use]
+    pub fn look_at_stream(&self) -> Inspection {
+        Inspection {
+            created: self.created,
+            messages: self.rows.len() as u64,
+            first: self.rows.keys().next().map_or(self.last.seq.next(), |seq| Seq(*seq)),
+            last: self.last,
+            shard_last: None,
+            floor_stored_at: None,
+            delivered: 0,
+            pending: 0,
+            pinned: None,
+            unfit: None,
+        }
+    }
+
+    /// The second part: two rows of it. They are asked for beside the stream's state and may be older or
+    /// newer than it.
+    pub fn look_at_rows(&self, shard: ShardId, floor: Seq, seen: &mut Inspection) {
+        seen.shard_last = self.consumers[index(shard.0)].rows.back().map(|seq| Seq(*seq));
+        seen.floor_stored_at = self.rows.get(&floor.0).map(|row| row.stored_at);
+    }
+
+    /// The last part: the consumer.
+    ///
+    /// # Errors
+    /// If it is not there, or has no leader.
+    pub fn look_at_consumer(
+        &self,
+        now: Duration,
+        shard: ShardId,
+        mut seen: Inspection,
+    ) -> Result<Inspection, InspectError> {
+        let consumer = &self.consumers[index(shard.0)];
+        if !consumer.exists {
+            return Err(InspectError::Gone("the consumer does not exist".to_owned()));
+        }
+        if now < consumer.leaderless_until {
+            let failure = Failure::new(FailureClass::Unavailable, "the consumer has no leader");
+            return Err(InspectError::Failed(failure));
+        }
+        seen.delivered = consumer.delivered.len() as u64;
+        seen.pending = consumer.pending() as u64;
+        seen.pinned = consumer.pin.as_ref().map(|pin| pin.id.clone());
+        Ok(seen)
+    }
+
+    /// Removes rows from the stream's beginning, as the retention adapter does.
+    pub fn trim(&mut self, command: &retention::Command) -> (retention::Reply, Vec<Seq>) {
+        let retention::Command::Trim { attempt, created, below } = *command;
+        let (outcome, removed) = if created != self.created {
+            (Err(Failure::new(FailureClass::Missing, "the stream was made anew")), Vec::new())
+        } else if self.last.seq < below {
+            (Err(Failure::new(FailureClass::Other, "the stream ends before that")), Vec::new())
+        } else {
+            let removed: Vec<Seq> = self.rows.range(..below.0).map(|(seq, _)| Seq(*seq)).collect();
+            (Ok(removed.len() as u64), removed)
+        };
+        self.remove(&removed);
+        (retention::Reply::Trimmed { attempt, outcome }, removed)
+    }
+
+    // ---- what happens to a server --------------------------------------------------------------------
+
+    /// Removes rows, whoever may still need them.
+    pub fn remove(&mut self, seqs: &[Seq]) {
+        for seq in seqs {
+            if let Some(row) = self.rows.remove(&seq.0) {
+                let rows = &mut self.consumers[index(row.message.shard.0)].rows;
+                if let Ok(at) = rows.binary_search(&seq.0) {
+                    rows.remove(at);
+                }
+            }
+        }
+    }
+
+    /// The sequences of a shard that are in the stream.
+    #[must_use]
+    pub fn rows_of(&self, shard: ShardId) -> Vec<Seq> {
+        self.consumers[index(shard.0)].rows.iter().map(|seq| Seq(*seq)).collect()
+    }
+
+    /// The consumer's leader moves: the pin is gone, the pulls are told, the last `forgotten` deliveries are
+    /// not known any more, and for a while nobody leads.
+    pub fn move_leader(&mut self, now: Duration, shard: ShardId, forgotten: usize, leaderless: Duration) {
+        let consumer = &mut self.consumers[index(shard.0)];
+        consumer.pin = None;
+        consumer.leaderless_until = now + leaderless;
+        let keep = consumer.delivered.len().saturating_sub(forgotten);
+        if let Some(first) = consumer.delivered.get(keep) {
+            consumer.position = *first;
+        }
+        consumer.delivered.truncate(keep);
+        let waiting: Vec<_> = consumer.waiting.drain(..).collect();
+        for waiting in waiting {
+            self.end(waiting.to, shard, waiting.pull.attempt, PullEnd::LeaderChanged);
+        }
+    }
+
+    /// The server is killed and started again: connections, pins and pulls are gone without a word, and the
+    /// last `forgotten` deliveries of each consumer may not be known any more.
+    pub fn restart(&mut self, forgotten: usize) {
+        self.clients.clear();
+        self.outgoing.clear();
+        for consumer in &mut self.consumers {
+            consumer.pin = None;
+            consumer.waiting.clear();
+            let keep = consumer.delivered.len().saturating_sub(forgotten);
+            if let Some(first) = consumer.delivered.get(keep) {
+                consumer.position = *first;
+            }
+            consumer.delivered.truncate(keep);
+        }
+    }
+
+    /// The server comes back without its last `rows` rows; the sequences will be used again.
+    pub fn lose_tail(&mut self, rows: usize) -> Vec<Seq> {
+        let lost: Vec<Seq> = self.rows.keys().rev().take(rows).map(|seq| Seq(*seq)).collect();
+        self.remove(&lost);
+        if let Some(first) = lost.last() {
+            let last = Seq(first.0 - 1);
+            let stored_at = self.rows.get(&last.0).map_or(Timestamp(0), |row| row.stored_at);
+            self.last = Mark { seq: last, stored_at };
+            for consumer in &mut self.consumers {
+                consumer.position = consumer.position.min(first.0);
+            }
+        }
+        lost
+    }
+
+    /// Somebody deletes the stream and makes another of the same name, with its consumers.
+    pub fn make_anew(&mut self, created: Timestamp) {
+        self.created = created;
+        self.rows.clear();
+        self.last = Mark::default();
+        for shard in 0..self.consumers.len() {
+            self.delete_consumer(shard);
+            self.consumers[shard] = Consumer::new();
+        }
+    }
+
+    /// Somebody deletes a shard's consumer.
+    pub fn delete_consumer(&mut self, shard: usize) {
+        let consumer = &mut self.consumers[shard];
+        consumer.exists = false;
+        consumer.pin = None;
+        let waiting: Vec<_> = consumer.waiting.drain(..).collect();
+        let shard = ShardId(u32::try_from(shard).unwrap_or_default());
+        for waiting in waiting {
+            self.end(waiting.to, shard, waiting.pull.attempt, PullEnd::Deleted);
+        }
+    }
+
+    /// Somebody makes it again: it begins with the first row.
+    pub fn create_consumer(&mut self, shard: usize) {
+        let rows = std::mem::take(&mut self.consumers[shard].rows);
+        self.consumers[shard] = Consumer { rows, ..Consumer::new() };
+    }
+
+    // ---- time ----------------------------------------------------------------------------------------
+
+    /// When [`Self::tick`] has something to do.
+    #[must_use]
+    pub fn next_wakeup(&self) -> Option<Duration> {
+        let pins = self.consumers.iter().filter_map(|consumer| consumer.pin.as_ref()).map(|pin| pin.lapses_at);
+        let pulls = self.consumers.iter().flat_map(|consumer| &consumer.waiting).map(|pull| pull.ends_at);
+        pins.chain(pulls).min()
+    }
+
+    /// Ends what has had its time: pulls with 408, pins without a word.
+    pub fn tick(&mut self, now: Duration) {
+        for at in 0..self.consumers.len() {
+            let shard = ShardId(u32::try_from(at).unwrap_or_default());
+            let consumer = &mut self.consumers[at];
+            let mut ended = Vec::new();
+            consumer.waiting.retain(|waiting| {
+                let over = waiting.ends_at <= now;
+                if over {
+                    ended.push((waiting.to, waiting.pull.attempt));
+                }
+                !over
+            });
+            if let Some(pin) = consumer.pin.take_if(|pin| pin.lapses_at <= now) {
+                self.changes.push(PinChange::Lapsed { shard, of: pin.holder, pin: pin.id });
+            }
+            for (to, attempt) in ended {
+                self.end(to, shard, attempt, PullEnd::Empty);
+            }
+            self.pump(now, at);
+        }
+    }
+
+    /// What is to be sent, in order.
+    pub fn take_outgoing(&mut self) -> Vec<Outgoing> {
+        std::mem::take(&mut self.outgoing)
+    }
+
+    /// How pins changed, in order.
+    pub fn take_pin_changes(&mut self) -> Vec<PinChange> {
+        std::mem::take(&mut self.changes)
+    }
+
+    fn end(&mut self, to: Client, shard: ShardId, attempt: Attempt, end: PullEnd) {
+        if self.clients.contains_key(&to) {
+            self.outgoing.push(Outgoing::Ended { to, shard, attempt, end });
+        }
+    }
+
+    /// Delivers what can be delivered.
+    fn pump(&mut self, now: Duration, at: usize) {
+        let shard = ShardId(u32::try_from(at).unwrap_or_default());
+        loop {
+            let consumer = &mut self.consumers[at];
+            if !consumer.serves(now) {
+                return;
+            }
+            // A pull that nobody listens to any more is dropped when its turn comes.
+            let clients = &self.clients;
+            consumer.waiting.retain(|waiting| {
+                clients.get(&waiting.to).is_some_and(|closed| waiting.pull.inbox > closed[at])
+            });
+            let Some(seq) = consumer.next() else { return };
+            let current = consumer.pin.as_ref().map(|pin| pin.id.clone());
+            let stale = |waiting: &Waiting| waiting.pull.pin.is_some() && waiting.pull.pin != current;
+            if let Some(place) = consumer.waiting.iter().position(stale) {
+                if let Some(waiting) = consumer.waiting.remove(place) {
+                    self.end(waiting.to, shard, waiting.pull.attempt, PullEnd::NotPinned);
+                }
+                continue;
+            }
+            let Some(place) = consumer.waiting.iter().position(|waiting| waiting.pull.pin == current) else {
+                return;
+            };
+            let row = &self.rows[&seq];
+            let size = row.message.payload.len() as u64 + Self::FRAME;
+            let waiting = &mut consumer.waiting[place];
+            if waiting.room.is_some_and(|room| room < size) {
+                let (to, attempt) = (waiting.to, waiting.pull.attempt);
+                consumer.waiting.remove(place);
+                self.end(to, shard, attempt, PullEnd::TooLarge);
+                continue;
+            }
+            waiting.room = waiting.room.map(|room| room - size);
+            waiting.left -= 1;
+            let (to, attempt, inbox) = (waiting.to, waiting.pull.attempt, waiting.pull.inbox);
+            if waiting.left == 0 {
+                consumer.waiting.remove(place);
+            }
+            let pin = current.unwrap_or_else(|| {
+                self.pins += 1;
+                let id = PinId(format!("pin-{}", self.pins).into());
+                consumer.pin = Some(Pin { id: id.clone(), holder: to, lapses_at: now + self.pinned_ttl });
+                self.changes.push(PinChange::Taken { shard, by: to, pin: id.clone() });
+                id
+            });
+            consumer.delivered.push(seq);
+            consumer.position = seq + 1;
+            let row = Row {
+                seq: Seq(seq),
+                delivery: Delivery(consumer.delivered.len() as u64),
+                stored_at: row.stored_at,
+                table: row.message.table.clone(),
+                payload: row.message.payload.clone(),
+                verdict: row.message.verdict.clone(),
+            };
+            if let Some(Outgoing::Rows { attempt: last, shard: of, to: last_to, rows }) = self.outgoing.last_mut()
+                && (*last, *of, *last_to) == (attempt, shard, to)
+            {
+                rows.rows.push(row);
+            } else {
+                let rows = Rows { inbox, pin: Some(pin), rows: vec![row] };
+                self.outgoing.push(Outgoing::Rows { to, shard, attempt, rows });
+            }
+        }
+    }
+}
+
+fn index(n: u32) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// A row's payload: a number that names it for ever, and bytes to make up its size.
+#[must_use]
+pub fn payload(number: u64, size: usize) -> Bytes {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.resize(size.max(8), b'.');
+    bytes.into()
+}
+
+/// The number in a row's payload.
+#[must_use]
+pub fn number_of(payload: &[u8]) -> u64 {
+    payload.first_chunk().map_or(u64::MAX, |chunk| u64::from_le_bytes(*chunk))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: ShardId = ShardId(0);
+    const TTL: Duration = Duration::from_secs(2);
+
+    fn client(process: u32) -> Client {
+        Client { process, start: 1, link: 1 }
+    }
+
+    fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    struct Bench {
+        stream: JetStream,
+        pulls: u64,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let mut stream = JetStream::new(Timestamp(1), 1, TTL);
+            for process in 0..3 {
+                stream.connect(client(process), vec![Inbox(0)]);
+            }
+            Self { stream, pulls: 0 }
+        }
+
+        fn publish(&mut self, now: Duration) -> Seq {
+            let message = Message {
+                shard: S,
+                table: TableName::new("t"),
+                payload: payload(1, 20),
+                verdict: Verdict::Good,
+            };
+            self.stream.publish(now, message, Timestamp(i64::try_from(now.as_nanos()).unwrap()))
+        }
+
+        fn pull(&mut self, now: Duration, from: u32, pin: Option<&PinId>, max_bytes: Option<u64>) {
+            self.pulls += 1;
+            let pull = Pull {
+                attempt: Attempt(self.pulls),
+                inbox: Inbox(1),
+                pin: pin.cloned(),
+                batch: 10,
+                max_bytes,
+                expires: at(1_000),
+            };
+            self.stream.handle(now, client(from), S, Command::Pull(pull));
+        }
+
+        fn rows(&mut self) -> Option<(u32, PinId, Vec<(u64, u64)>)> {
+            self.stream.take_outgoing().into_iter().find_map(|out| match out {
+                Outgoing::Rows { to, rows, .. } => Some((
+                    to.process,
+                    rows.pin.unwrap(),
+                    rows.rows.iter().map(|row| (row.seq.0, row.delivery.0)).collect(),
+                )),
+                Outgoing::Ended { .. } => None,
+            })
+        }
+
+        fn ended(&mut self) -> Option<(u32, PullEnd)> {
+            self.stream.take_outgoing().into_iter().find_map(|out| match out {
+                Outgoing::Ended { to, end, .. } => Some((to.process, end)),
+                Outgoing::Rows { .. } => None,
+            })
+        }
+    }
+
+    #[test]
+    fn the_first_row_brings_the_pin_and_a_standby_waits_for_it_to_lapse() {
+        let mut bench = Bench::new();
+        bench.pull(at(0), 0, None, None);
+        assert!(bench.stream.holder(S).is_none());
+        bench.publish(at(1));
+        let (to, pin, rows) = bench.rows().unwrap();
+        assert_eq!((to, rows), (0, vec![(1, 1)]));
+        bench.pull(at(1_500), 1, None, None);
+        bench.stream.delete_consumer_pulls_of(0);
+        bench.publish(at(1_600));
+        assert!(bench.rows().is_none(), "another is pinned");
+        assert_eq!(bench.stream.next_wakeup(), Some(at(2_001)));
+        bench.stream.tick(at(2_001));
+        assert_eq!(
+            bench.stream.take_pin_changes().last().map(|change| matches!(change, PinChange::Taken { .. })),
+            Some(true)
+        );
+        let (to, other, rows) = bench.rows().unwrap();
+        assert_eq!((to, rows), (1, vec![(2, 2)]));
+        assert_ne!(pin, other);
+        bench.pull(at(2_100), 0, Some(&pin), None);
+        assert_eq!(bench.ended(), Some((0, PullEnd::NotPinned)));
+    }
+
+    #[test]
+    fn only_pulls_of_the_pinned_renew_and_one_byte_delivers_nothing() {
+        let mut bench = Bench::new();
+        bench.publish(at(0));
+        bench.pull(at(0), 0, None, Some(1));
+        assert_eq!(bench.ended(), Some((0, PullEnd::TooLarge)));
+        assert!(bench.stream.holder(S).is_none(), "a refused pull takes no pin");
+        bench.pull(at(0), 0, None, None);
+        let (_, pin, _) = bench.rows().unwrap();
+        bench.publish(at(100));
+        bench.rows();
+        bench.stream.delete_consumer_pulls_of(0);
+        bench.publish(at(1_000));
+        bench.pull(at(1_900), 0, Some(&pin), Some(1));
+        assert_eq!(bench.ended(), Some((0, PullEnd::TooLarge)));
+        bench.stream.tick(at(2_500));
+        assert_eq!(bench.stream.holder(S).map(|(holder, _)| holder), Some(client(0)));
+        bench.stream.tick(at(3_900));
+        assert!(bench.stream.holder(S).is_none());
+    }
+
+    #[test]
+    fn a_stale_id_on_an_idle_shard_is_not_told_until_a_row_comes() {
+        let mut bench = Bench::new();
+        bench.pull(at(0), 0, Some(&PinId("old".into())), None);
+        assert!(bench.ended().is_none());
+        bench.publish(at(10));
+        assert_eq!(bench.ended(), Some((0, PullEnd::NotPinned)));
+    }
+
+    #[test]
+    fn a_reset_numbers_anew_and_serves_who_waits() {
+        let mut bench = Bench::new();
+        for _ in 0..3 {
+            bench.publish(at(0));
+        }
+        bench.pull(at(0), 0, None, None);
+        assert_eq!(bench.rows().unwrap().2, vec![(1, 1), (2, 2), (3, 3)]);
+        let reset = Command::Reset { attempt: Attempt(90), inbox: Inbox(1), from: Seq(2) };
+        assert!(bench.stream.handle(at(5), client(1), S, reset).is_some());
+        assert_eq!(bench.rows().unwrap().2, vec![(2, 1), (3, 2)], "the pinned client's own pull");
+        let beyond = Command::Reset { attempt: Attempt(91), inbox: Inbox(1), from: Seq(9) };
+        bench.stream.handle(at(6), client(1), S, beyond);
+        bench.publish(at(7));
+        assert!(bench.rows().is_none(), "rows up to there are skipped in silence");
+    }
+
+    #[test]
+    fn a_new_leader_forgets_and_tells() {
+        let mut bench = Bench::new();
+        for _ in 0..3 {
+            bench.publish(at(0));
+        }
+        bench.pull(at(0), 0, None, None);
+        bench.rows();
+        bench.stream.move_leader(at(1), S, 2, Duration::ZERO);
+        assert_eq!(bench.ended(), Some((0, PullEnd::LeaderChanged)));
+        bench.pull(at(2), 1, None, None);
+        assert_eq!(bench.rows().unwrap().2, vec![(2, 2), (3, 3)]);
+    }
+
+    #[test]
+    fn a_lost_tail_uses_sequences_again() {
+        let mut bench = Bench::new();
+        for n in 0..4 {
+            bench.publish(at(n));
+        }
+        assert_eq!(bench.stream.lose_tail(2), vec![Seq(4), Seq(3)]);
+        assert_eq!(bench.stream.last().seq, Seq(2));
+        assert_eq!(bench.publish(at(9)), Seq(3));
+    }
+
+    #[test]
+    fn a_client_that_is_gone_or_does_not_listen_is_passed_over() {
+        let mut bench = Bench::new();
+        bench.pull(at(0), 0, None, None);
+        bench.pull(at(0), 1, None, None);
+        bench.pull(at(0), 2, None, None);
+        bench.stream.disconnect(at(1), client(0));
+        bench.stream.handle(at(1), client(1), S, Command::Close { inbox: Inbox(1) });
+        bench.publish(at(2));
+        assert_eq!(bench.rows().unwrap().0, 2);
+    }
+
+    impl JetStream {
+        fn delete_consumer_pulls_of(&mut self, process: u32) {
+            self.consumers[0].waiting.retain(|waiting| waiting.to.process != process);
+        }
+    }
+
+    #[test]
+    fn a_trim_spares_another_stream() {
+        let mut bench = Bench::new();
+        for n in 0..4 {
+            bench.publish(at(n));
+        }
+        let trim = |created| retention::Command::Trim { attempt: Attempt(1), created, below: Seq(3) };
+        assert!(matches!(
+            bench.stream.trim(&trim(Timestamp(2))).0,
+            retention::Reply::Trimmed { outcome: Err(_), .. }
+        ));
+        assert_eq!(bench.stream.trim(&trim(Timestamp(1))).1, vec![Seq(1), Seq(2)]);
+        assert_eq!(bench.stream.rows_of(S), vec![Seq(3), Seq(4)]);
+    }
+
+    #[test]
+    fn names_survive_in_payloads() {
+        assert_eq!(number_of(&payload(77, 3)), 77);
+        assert_eq!(payload(1, 30).len(), 30);
+    }
+}

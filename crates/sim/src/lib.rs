@@ -1,0 +1,27 @@
+//! A simulator for Holdfast's core: models of JetStream and ClickHouse, hostile schedules, invariants.
+//!
+//! A run is one thread, virtual time and one seeded source of randomness. Several processes claim every shard
+//! of a stream, so pins, fences, late writers and takeovers are contended; what can go wrong does, at rates
+//! drawn from the seed; then it stops, and everything must come right within a stated time. The same seed gives
+//! the same trace, byte for byte, on every machine.
+
+mod agenda;
+pub mod bucket;
+mod campaign;
+mod chance;
+pub mod clickhouse;
+mod fault;
+mod invariants;
+pub mod jetstream;
+mod marks;
+mod process;
+mod scenario;
+mod trace;
+mod truth;
+mod world;
+
+pub use campaign::{Failing, Options, Report, Trace, campaign, replay};
+pub use invariants::{NAMES as INVARIANTS, Violation};
+pub use marks::{Mark, Marks};
+pub use scenario::Profile;
+pub use trace::Happening;

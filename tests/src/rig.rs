@@ -1,0 +1,307 @@
+//! Everything that one whole-system test needs: both servers, tables, topology, load, daemons.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::build::holdfast_binary;
+use crate::clickhouse::{ClickHouse, Sql};
+use crate::daemon::{self, Daemon};
+use crate::error::{Context, Error, Result};
+use crate::guarded::{Ended, Guarded, Launch};
+use crate::nats::NatsServer;
+use crate::verdict::{self, Verdict};
+use crate::{rows, wait};
+
+/// What a rig is made of.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Shards of the stream.
+    pub shards: u32,
+    /// Tables, named `t0`, `t1`, …
+    pub tables: usize,
+    /// Whether the tables exist from the beginning.
+    pub create_tables: bool,
+    /// Configuration beyond the servers' addresses.
+    pub settings: Vec<(String, String)>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { shards: 8, tables: 16, create_tables: true, settings: Vec::new() }
+    }
+}
+
+impl Options {
+    /// Sets a configuration key.
+    #[must_use]
+    pub fn set(mut self, key: &str, value: impl std::fmt::Display) -> Self {
+        self.settings.push((key.to_owned(), value.to_string()));
+        self
+    }
+}
+
+/// Both servers, and how to run `holdfast` against them. Dropping it ends everything.
+#[derive(Debug)]
+pub struct Rig {
+    /// nats-server.
+    pub nats: NatsServer,
+    /// ClickHouse.
+    pub clickhouse: ClickHouse,
+    binary: PathBuf,
+    options: Options,
+    nats_url: Option<String>,
+    clickhouse_url: Option<String>,
+    folder: TempDir,
+}
+
+impl Rig {
+    /// Starts both servers, creates the tables and the topology.
+    ///
+    /// # Errors
+    /// When a server does not start or refuses.
+    pub fn start(options: Options) -> Result<Self> {
+        let rig = Self::bare(options)?;
+        if rig.options.create_tables {
+            for table in rig.tables() {
+                rows::create_table(&rig.sql(), &table)?;
+            }
+        }
+        rig.expect(&["topology", "apply"])?;
+        Ok(rig)
+    }
+
+    /// Starts both servers and nothing else.
+    ///
+    /// # Errors
+    /// When a server does not start.
+    pub fn bare(options: Options) -> Result<Self> {
+        let binary = holdfast_binary(true)?;
+        let folder = tempfile::tempdir().context(|| "cannot make a folder".to_owned())?;
+        let nats = NatsServer::start()?;
+        let clickhouse = ClickHouse::start()?;
+        Ok(Self { nats, clickhouse, binary, options, nats_url: None, clickhouse_url: None, folder })
+    }
+
+    /// Sets a configuration key for whatever is started from now on.
+    pub fn set(&mut self, key: &str, value: impl std::fmt::Display) {
+        self.options.settings.push((key.to_owned(), value.to_string()));
+    }
+
+    /// Lets daemons started from now on reach NATS through this address.
+    pub fn nats_through(&mut self, addr: std::net::SocketAddr) {
+        self.nats_url = Some(format!("nats://{addr}"));
+    }
+
+    /// Lets daemons started from now on reach ClickHouse through this address.
+    pub fn clickhouse_through(&mut self, addr: std::net::SocketAddr) {
+        self.clickhouse_url = Some(format!("http://{addr}"));
+    }
+
+    /// The tables' names.
+    #[must_use]
+    pub fn tables(&self) -> Vec<String> {
+        rows::table_names("t", self.options.tables)
+    }
+
+    /// SQL for the judge.
+    #[must_use]
+    pub fn sql(&self) -> Sql {
+        self.clickhouse.sql().timeout(Duration::from_secs(120))
+    }
+
+    /// A folder of the rig's own.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The receipt of everything that [`Self::publish`] stored.
+    #[must_use]
+    pub fn receipt(&self) -> PathBuf {
+        self.folder.path().join("receipt")
+    }
+
+    fn settings(&self, nats: &str, clickhouse: &str) -> Vec<(String, String)> {
+        let mut settings = vec![
+            ("nats.url".to_owned(), nats.to_owned()),
+            ("clickhouse.url".to_owned(), clickhouse.to_owned()),
+            ("clickhouse.compression".to_owned(), "none".to_owned()),
+            ("topology.shards".to_owned(), self.options.shards.to_string()),
+            ("node.listen".to_owned(), String::new()),
+        ];
+        settings.extend(self.options.settings.iter().cloned());
+        settings
+    }
+
+    fn arguments(&self) -> Vec<OsString> {
+        // Commands speak to the servers themselves; only daemons go through proxies.
+        self.settings(&self.nats.url(), &self.clickhouse.url())
+            .into_iter()
+            .flat_map(|(key, value)| ["--set".into(), OsString::from(format!("{key}={value}"))])
+            .collect()
+    }
+
+    /// How to start a daemon called `name`.
+    #[must_use]
+    pub fn daemon(&self, name: &str) -> daemon::Builder {
+        let nats = self.nats_url.clone().unwrap_or_else(|| self.nats.url());
+        let clickhouse = self.clickhouse_url.clone().unwrap_or_else(|| self.clickhouse.url());
+        let log = self.folder.path().join(format!("{name}.log"));
+        let builder = Daemon::builder(&self.binary, name, log).folder(self.folder.path()).set("node.id", name);
+        self.settings(&nats, &clickhouse).into_iter().fold(builder, |builder, (key, value)| builder.set(&key, value))
+    }
+
+    /// Runs a `holdfast` command and returns what it printed, whatever it ended with.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn holdfast(&self, arguments: &[&str]) -> Result<Output> {
+        Command::new(&self.binary)
+            .args(arguments)
+            .args(self.arguments())
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .output()
+            .context(|| format!("cannot run holdfast {}", arguments.join(" ")))
+    }
+
+    /// Runs a `holdfast` command that must succeed, and returns its standard output.
+    ///
+    /// # Errors
+    /// With what it said, when it fails.
+    pub fn expect(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.holdfast(arguments)?;
+        let out = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
+            return Ok(out);
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(Error::Command {
+            command: format!("holdfast {}", arguments.join(" ")),
+            status: output.status.to_string(),
+            said: format!("{out}{said}"),
+        })
+    }
+
+    /// Starts publishing `count` rows of `bytes` each, to all tables in turn, with their receipt; the counter
+    /// of each table starts at `first`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn publish(&self, first: u64, count: u64, bytes: usize, rate: Option<u64>) -> Result<Publishing> {
+        let mut arguments: Vec<OsString> = vec!["publish".into()];
+        for table in self.tables() {
+            arguments.extend(["--table".into(), table.into()]);
+        }
+        let mut option = |name: &str, value: String| arguments.extend([name.into(), value.into()]);
+        option("--generate", bytes.to_string());
+        option("--count", count.to_string());
+        option("--first", first.to_string());
+        if let Some(rate) = rate {
+            option("--rate", rate.to_string());
+        }
+        arguments.extend(["--receipt".into(), self.receipt().into()]);
+        arguments.extend(self.arguments());
+        let process = Guarded::start(&Launch {
+            name: "holdfast publish".into(),
+            program: self.binary.clone(),
+            arguments,
+            environment: Vec::new(),
+            folder: Some(self.folder.path().to_owned()),
+            log: self.folder.path().join("publish.log"),
+        })?;
+        Ok(Publishing(process))
+    }
+
+    /// Rows in all tables.
+    ///
+    /// # Errors
+    /// When ClickHouse does not answer.
+    pub fn stored(&self) -> Result<u64> {
+        let counts: Vec<_> =
+            self.tables().iter().map(|table| format!("(SELECT count() FROM {})", rows::identifier(table))).collect();
+        let answer = self.sql().query(&format!("SELECT {}", counts.join(" + ")))?;
+        answer.trim().parse().map_err(|_| Error::Answer { what: "a count of rows", answer })
+    }
+
+    /// Waits until `expected` rows are in the tables. `seen` is told how many there are as they come; an
+    /// error from it ends the wait.
+    ///
+    /// # Errors
+    /// When they are not there in time.
+    pub fn landed(&self, expected: u64, within: Duration, mut seen: impl FnMut(u64) -> Result<()>) -> Result<()> {
+        let mut failed = None;
+        wait::until_true(&format!("{expected} rows in the tables"), within, || {
+            // A server that is being restarted does not answer.
+            let Ok(stored) = self.stored() else { return false };
+            failed = seen(stored).err();
+            stored >= expected || failed.is_some()
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Judges all tables, of which `published` rows in all were published, by plain SQL.
+    ///
+    /// # Errors
+    /// When ClickHouse does not answer.
+    pub fn judge(&self, published: u64) -> Result<Verdict> {
+        let tables = self.tables();
+        let each = published / tables.len() as u64;
+        let more = published % tables.len() as u64;
+        tables
+            .iter()
+            .zip(0_u64..)
+            .map(|(table, place)| verdict::judge(&self.sql(), table, each + u64::from(place < more)))
+            .sum()
+    }
+
+    /// Lets `holdfast verify` prove each table against the receipt; the JSON of those that it does not
+    /// prove.
+    ///
+    /// # Errors
+    /// When the command cannot be run.
+    pub fn unproven(&self) -> Result<Vec<String>> {
+        let receipt = self.receipt();
+        let receipt = receipt.to_string_lossy();
+        let mut wrong = Vec::new();
+        for table in self.tables() {
+            let output = self.holdfast(&["verify", "--table", &table, "--receipt", &receipt, "--json"])?;
+            if !output.status.success() {
+                let said = [output.stdout, output.stderr].concat();
+                wrong.push(String::from_utf8_lossy(&said).into_owned());
+            }
+        }
+        Ok(wrong)
+    }
+}
+
+/// Rows being published.
+#[derive(Debug)]
+pub struct Publishing(Guarded);
+
+impl Publishing {
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// When it ended without having stored every row.
+    pub fn is_done(&mut self) -> Result<bool> {
+        match self.0.ended()? {
+            None => Ok(false),
+            Some(ended) if ended.is_success() => Ok(true),
+            Some(_) => self.0.must_run().map(|()| false),
+        }
+    }
+
+    /// Waits until every row is stored in the stream.
+    ///
+    /// # Errors
+    /// When it fails, or takes longer.
+    pub fn finish(mut self, within: Duration) -> Result<()> {
+        let ended: Ended = self.0.wait(within)?;
+        if ended.is_success() { Ok(()) } else { self.0.must_run() }
+    }
+}
