@@ -11,6 +11,7 @@
 //! | [`proxy`], [`frame`] | what stands between a client and a server |
 //! | [`rows`], [`verdict`] | tables, and what is missing, repeated or out of order in them |
 //! | [`rig`] | all of it together: servers, tables, topology, load, daemons |
+//! | [`drills`] | whole-system drills, with figures |
 //! | [`wait`] | waiting for a condition, with a deadline |
 //!
 //! Nothing here leaves a process behind, also when the test that started it is killed: see [`guarded`].
@@ -18,6 +19,7 @@
 pub mod build;
 pub mod clickhouse;
 pub mod daemon;
+pub mod drills;
 pub mod error;
 pub mod fetch;
 pub mod frame;

@@ -308,7 +308,7 @@ mod tests {
             epoch: nonce,
             writer: Writer { session: Session(1), nonce },
             floor: Seq(floor),
-            floor_time: Timestamp(0),
+            high: crate::row::Mark { seq: Seq(floor), stored_at: Timestamp(0) },
             lanes: std::collections::BTreeMap::new(),
         }
     }

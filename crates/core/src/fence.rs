@@ -39,9 +39,9 @@ impl Loaded {
         Ok(Self { revision, record })
     }
 
-    /// The floor that it names, to be looked up in the stream.
-    pub(crate) fn floor(&self) -> Mark {
-        self.record.as_ref().map(Record::floor_mark).unwrap_or_default()
+    /// The highest row that it names, to be looked up in the stream.
+    pub(crate) fn high(&self) -> Mark {
+        self.record.as_ref().map(|record| record.high).unwrap_or_default()
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Plan {
 }
 
 /// Plans the fence of the tenure `writer` over what is stored, given a look at the stream that asked about
-/// the stored floor.
+/// the highest row of the stored record.
 pub(crate) fn plan(
     loaded: &Loaded,
     seen: &Inspection,
@@ -68,7 +68,7 @@ pub(crate) fn plan(
     if stored.stream_created != seen.created && safeguard(Rule::StreamIdentity) {
         return Ok(Plan { record: fresh(seen, writer, epoch, Mark::default()), made_anew: true });
     }
-    if let Some(reuse) = reuse(stored, seen, stored.floor_mark()) {
+    if let Some(reuse) = reuse(seen, stored.high) {
         return Err(ShardFailure::SequencesReused(reuse));
     }
     Ok(Plan { record: Record { epoch, writer, ..stored.clone() }, made_anew: false })
@@ -82,7 +82,7 @@ fn fresh(seen: &Inspection, writer: Writer, epoch: u64, floor: Mark) -> Record {
         epoch,
         writer,
         floor: floor.seq,
-        floor_time: floor.stored_at,
+        high: floor,
         lanes: BTreeMap::new(),
     }
 }
@@ -104,7 +104,7 @@ pub(crate) fn catch_up(
     };
     let epoch = stored.epoch + 1;
     if stored.stream_created == seen.created {
-        if let Some(reuse) = reuse(stored, seen, stored.floor_mark()) {
+        if let Some(reuse) = reuse(seen, stored.high) {
             return Err(ShardFailure::SequencesReused(reuse));
         }
         if seen.last.seq <= stored.floor {
@@ -127,20 +127,19 @@ fn first_floor(seen: &Inspection, start: Option<Start>) -> Result<Mark, ShardFai
     }
 }
 
-/// What shows that the stream uses sequences again that the record calls written, if anything does.
-/// `asked` is the floor that the look asked about.
-pub(crate) fn reuse(record: &Record, seen: &Inspection, asked: Mark) -> Option<String> {
+/// What shows that the stream uses sequences again up to `asked`, the row that the look asked about, if
+/// anything does.
+pub(crate) fn reuse(seen: &Inspection, asked: Mark) -> Option<String> {
     if !safeguard(Rule::ReuseStopsShard) {
         return None;
     }
-    let highest = record.highest();
-    if seen.last.seq < highest {
-        return Some(format!("its last row is {}, row {highest} was written", seen.last.seq));
+    if seen.last.seq < asked.seq {
+        return Some(format!("its last row is {}, and row {} was there", seen.last.seq, asked.seq));
     }
     let known = asked.stored_at != Timestamp(0);
     match seen.floor_stored_at {
         Some(now) if known && now != asked.stored_at => {
-            Some(format!("row {} is not the one that was written", asked.seq))
+            Some(format!("row {} is another one than it was", asked.seq))
         }
         _ => None,
     }
@@ -175,7 +174,7 @@ mod tests {
             epoch: 4,
             writer: Writer { session: Session(1), nonce: 1 },
             floor: Seq(60),
-            floor_time: Timestamp(700),
+            high: Mark { seq: Seq(60), stored_at: Timestamp(700) },
             lanes: BTreeMap::new(),
         }
     }

@@ -102,6 +102,8 @@ struct Open {
     found: Option<Vec<Seq>>,
     /// Rows of it are gone from the stream.
     short: bool,
+    /// Its intent has aged: the record's answer is waited for, not a time.
+    awaits_proof: bool,
     tries: u32,
     first_sent: Option<Instant>,
 }
@@ -177,6 +179,7 @@ impl Lane {
             succeeded: false,
             found: None,
             short: false,
+            awaits_proof: false,
             tries: 0,
             first_sent: None,
         });
@@ -232,6 +235,14 @@ impl Lane {
     /// Rows held: waiting, and in the open batch.
     pub(crate) fn rows_held(&self) -> u64 {
         (self.held.len() + self.open.as_ref().map_or(0, |open| open.rows.as_slice().len())) as u64
+    }
+
+    /// The last row of a batch that this tenure opened.
+    pub(crate) fn open_until(&self) -> Option<Mark> {
+        match &self.open {
+            Some(Open { rows: Rows::Whole { rows, .. }, .. }) => rows.last().map(Row::mark),
+            _ => None,
+        }
     }
 
     /// How far the floor may go for this lane: none, if the lane does not hold it back. An inherited
@@ -344,6 +355,7 @@ impl Lane {
             succeeded: false,
             found: None,
             short: false,
+            awaits_proof: false,
             tries: 0,
             first_sent: None,
         });
@@ -465,7 +477,9 @@ impl Lane {
                         progress.freed = self.finish(cx);
                         continue;
                     }
-                    if cx.now.since(cx.proven_at) >= cx.stale && safeguard(Rule::StaleIntentRead) {
+                    open.awaits_proof =
+                        cx.now.since(cx.proven_at) >= cx.stale && safeguard(Rule::StaleIntentRead);
+                    if open.awaits_proof {
                         progress.stale = true;
                         return progress;
                     }
@@ -506,18 +520,19 @@ impl Lane {
         }
     }
 
-    /// When [`Self::advance`] or [`Self::close_batch`] has something to do.
-    pub(crate) fn next_wakeup(&self, now: Instant, closing: Closing) -> Option<Instant> {
+    /// When [`Self::advance`] or, if a batch may be opened at all, [`Self::close_batch`] has something to do.
+    pub(crate) fn next_wakeup(&self, now: Instant, closing: Closing, may_open: bool) -> Option<Instant> {
         let describe = match &self.destination {
             Destination::Unknown(ask, _) if !self.held.is_empty() || self.open.is_some() => Some(ask.due()),
             _ => None,
         };
         let next = match &self.open {
             Some(open) => match &open.stage {
+                Stage::Send(_) if open.awaits_proof => None,
                 Stage::Send(ask) | Stage::ReadBack(ask) => Some(ask.due()),
                 _ => None,
             },
-            None => self.closing_at(now, closing),
+            None => self.closing_at(now, closing).filter(|_| may_open),
         };
         describe.into_iter().chain(next).min()
     }

@@ -79,8 +79,10 @@ pub struct Record {
     pub writer: Writer,
     /// Every row of the shard at or below it is done.
     pub floor: Seq,
-    /// When the stream stored the row at the floor.
-    pub floor_time: Timestamp,
+    /// The highest row that this record has ever called written or to be written, and when the stream stored
+    /// it. A stream that lost its tail and uses sequences again has another row there, or none: while it is
+    /// the same, so is everything below it. (The floor alone would not do: batches are open above it.)
+    pub high: Mark,
     /// Lanes with an open batch, or whose `done` is above the floor. All others are done up to the floor.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lanes: BTreeMap<TableName, LaneRecord>,
@@ -101,10 +103,11 @@ impl Record {
     /// The layout that this code writes.
     pub const VERSION: u32 = 1;
 
-    /// The floor as a place that can be recognised.
+    /// The floor as a place, recognisable if it is the highest row that is named.
     #[must_use]
-    pub const fn floor_mark(&self) -> Mark {
-        Mark { seq: self.floor, stored_at: self.floor_time }
+    pub fn floor_mark(&self) -> Mark {
+        let stored_at = if self.floor == self.high.seq { self.high.stored_at } else { Timestamp(0) };
+        Mark { seq: self.floor, stored_at }
     }
 
     /// The record's bytes, always the same for the same record.
@@ -142,7 +145,14 @@ impl Record {
     /// What contradicts itself in this record, if anything does (invariant 6).
     #[must_use]
     pub fn defect(&self) -> Option<String> {
+        if self.floor > self.high.seq {
+            return Some("the floor is above the highest row".to_owned());
+        }
         for (table, lane) in &self.lanes {
+            let top = lane.open.as_ref().map_or(lane.done, |open| open.batch.last.max(lane.done));
+            if top > self.high.seq {
+                return Some(format!("table {table}: row {top} is above the highest row"));
+            }
             let Some(OpenBatch { batch, .. }) = &lane.open else { continue };
             if let Some(defect) = batch.defect() {
                 return Some(format!("table {table}: {defect}"));
@@ -155,12 +165,6 @@ impl Record {
             }
         }
         None
-    }
-
-    /// The highest row that this record calls written.
-    #[must_use]
-    pub fn highest(&self) -> Seq {
-        self.lanes.values().map(|lane| lane.done).max().unwrap_or_default().max(self.floor)
     }
 
     /// Whether a batch may have been sent that is not known to be done.
@@ -201,7 +205,7 @@ mod tests {
             epoch: 3,
             writer: Writer { session: Session(u64::MAX), nonce: 2 },
             floor: Seq(10),
-            floor_time: Timestamp(1_700_000_000_000_000_009),
+            high: Mark { seq: Seq(40), stored_at: Timestamp(1_700_000_000_000_000_009) },
             lanes: BTreeMap::from([
                 (
                     TableName::new("clicks"),
@@ -222,7 +226,7 @@ mod tests {
         let text = String::from_utf8(sample().encode().to_vec()).unwrap();
         assert_eq!(
             text,
-            r#"{"version":1,"stream_created":1700000000000000001,"epoch":3,"writer":{"session":"ffffffffffffffff","nonce":2},"floor":10,"floor_time":1700000000000000009,"lanes":{"a b\u0007*":{"done":17},"clicks":{"done":11,"open":{"batch":{"first":12,"last":40,"rows":9},"target":{"database":"web","table":"clicks","level":"exactly-once"}}}}}"#
+            r#"{"version":1,"stream_created":1700000000000000001,"epoch":3,"writer":{"session":"ffffffffffffffff","nonce":2},"floor":10,"high":{"seq":40,"stored_at":1700000000000000009},"lanes":{"a b\u0007*":{"done":17},"clicks":{"done":11,"open":{"batch":{"first":12,"last":40,"rows":9},"target":{"database":"web","table":"clicks","level":"exactly-once"}}}}}"#
         );
     }
 

@@ -36,12 +36,22 @@ pub struct Delivery(pub u64);
 
 /// A place in the stream that can be recognised again: sequences can be reused by a server that lost its
 /// tail, so the row's store time stands beside its sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Mark {
     /// The row's sequence.
     pub seq: Seq,
-    /// When the stream stored that row. Zero where no row is known (before the first row).
+    /// When the stream stored that row. Zero where that is not known (before the first row, say).
     pub stored_at: Timestamp,
+}
+
+impl Mark {
+    /// The higher of two places; of two marks of one place, the one that says when its row was stored.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        let rank = |mark: Self| (mark.seq, mark.stored_at != Timestamp(0));
+        if rank(other) > rank(self) { other } else { self }
+    }
 }
 
 /// The name of a table as its subject gives it, percent-decoded. Cheap to clone.

@@ -13,7 +13,7 @@ use crate::ports::{Attempt, Failure};
 use crate::pull::{Ended, Puller};
 use crate::record::Record;
 use crate::release::Release;
-use crate::row::{Mark, Seq};
+use crate::row::Seq;
 use crate::rule::{Rule, safeguard};
 use crate::shard::{Env, Next};
 use crate::tenure::Tenure;
@@ -220,7 +220,7 @@ impl Standby {
             }
             Step::Look(ask, loaded) => {
                 if let Some(attempt) = ask.take(now, &mut env.attempts) {
-                    out.delivery(Command::Inspect { attempt, floor: loaded.floor().seq });
+                    out.delivery(Command::Inspect { attempt, floor: loaded.high().seq });
                 }
             }
             Step::Rewind(ask, inbox, from) => {
@@ -441,8 +441,7 @@ impl Fencing {
             }
             FenceStep::Look(ask, loaded) => {
                 if let Some(attempt) = ask.take(now, &mut env.attempts) {
-                    let Mark { seq: floor, .. } = loaded.floor();
-                    out.delivery(Command::Inspect { attempt, floor });
+                    out.delivery(Command::Inspect { attempt, floor: loaded.high().seq });
                 }
             }
             FenceStep::Write(committer) => {

@@ -31,13 +31,13 @@ const RETRY: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 enum Position {
     /// A reset is wanted; stream and consumer are looked at before it.
-    Looking { ask: Ask, floor: Mark, reason: ResyncReason },
+    Looking { ask: Ask, row: Mark, reason: ResyncReason },
     /// The reset is under way.
     Resetting { ask: Ask, inbox: Inbox, reason: ResyncReason },
     /// Rows are pulled.
     Flowing,
     /// A pull ended empty: did the consumer deliver more than was seen?
-    Comparing { ask: Ask, floor: Mark },
+    Comparing { ask: Ask, row: Mark },
     /// No more rows are taken.
     Closed,
 }
@@ -310,8 +310,7 @@ impl Tenure {
                     && matches!(self.position, Position::Flowing)
                     && safeguard(Rule::DeliveredCompared)
                 {
-                    let floor = self.stored().record.floor_mark();
-                    self.position = Position::Comparing { ask: Ask::at(now), floor };
+                    self.position = Position::Comparing { ask: Ask::at(now), row: self.highest() };
                 }
             }
             PullEnd::TooLarge => self.capped |= for_rows,
@@ -340,8 +339,8 @@ impl Tenure {
         outcome: Result<Inspection, InspectError>,
         out: &mut Actions,
     ) -> Next {
-        let (ask, floor) = match &mut self.position {
-            Position::Looking { ask, floor, .. } | Position::Comparing { ask, floor } => (ask, *floor),
+        let (ask, row) = match &mut self.position {
+            Position::Looking { ask, row, .. } | Position::Comparing { ask, row } => (ask, *row),
             _ => return Next::Stay,
         };
         if !ask.awaits(attempt) {
@@ -363,8 +362,10 @@ impl Tenure {
         if seen.created != record.stream_created && safeguard(Rule::StreamIdentity) {
             return self.end("the stream was made anew".to_owned(), out);
         }
-        if let Some(reuse) = reuse(record, &seen, floor) {
-            return Next::Failed(ShardFailure::SequencesReused(reuse));
+        if let Some(reuse) = reuse(&seen, row) {
+            // Rows that were accepted and not opened are no loss, if others have their place now. Whether
+            // more than those is gone shows at the look before the next fence.
+            return self.end(format!("the stream lost its tail: {reuse}"), out);
         }
         if seen.pinned.as_ref() != Some(&self.pin) {
             return self.end("the consumer is pinned to another client, or to none".to_owned(), out);
@@ -398,14 +399,18 @@ impl Tenure {
 
     fn resync_at(&mut self, at: Instant, reason: ResyncReason) {
         self.puller.forget();
-        let floor = self.stored().record.floor_mark();
-        self.position = Position::Looking { ask: Ask::at(at), floor, reason };
+        self.position = Position::Looking { ask: Ask::at(at), row: self.highest(), reason };
     }
 
     fn reset(&mut self, env: &mut Env, now: Instant, reason: ResyncReason) {
         self.puller.forget();
         self.inbox = env.fresh_inbox();
         self.position = Position::Resetting { ask: Ask::at(now), inbox: self.inbox, reason };
+    }
+
+    /// The highest row that counts: named in the record, or accepted.
+    fn highest(&self) -> Mark {
+        self.intake.accepted().max(self.stored().record.high)
     }
 
     fn end(&mut self, why: String, out: &mut Actions) -> Next {
@@ -487,7 +492,9 @@ impl Tenure {
             .filter_map(|(table, lane)| Some((table.clone(), lane.to_record(floor.seq)?)))
             .collect();
         self.floor_written_at = now;
-        Some(Record { floor: floor.seq, floor_time: floor.stored_at, lanes, ..stored.record.clone() })
+        let high =
+            self.lanes.values().filter_map(Lane::open_until).fold(stored.record.high.max(floor), Mark::max);
+        Some(Record { floor: floor.seq, high, lanes, ..stored.record.clone() })
     }
 
     pub(crate) fn poll(&mut self, env: &mut Env, now: Instant, out: &mut Actions) -> Next {
@@ -538,9 +545,9 @@ impl Tenure {
 
     fn poll_position(&mut self, env: &mut Env, now: Instant, out: &mut Actions) {
         match &mut self.position {
-            Position::Looking { ask, floor, .. } | Position::Comparing { ask, floor } => {
+            Position::Looking { ask, row, .. } | Position::Comparing { ask, row } => {
                 if let Some(attempt) = ask.take(now, &mut env.attempts) {
-                    out.delivery(Command::Inspect { attempt, floor: floor.seq });
+                    out.delivery(Command::Inspect { attempt, floor: row.seq });
                 }
             }
             Position::Resetting { ask, inbox, .. } => {
@@ -617,7 +624,9 @@ impl Tenure {
     pub(crate) fn next_wakeup(&self, env: &Env) -> Option<Instant> {
         let closing = self.closing(env);
         let now = self.puller.renew_at();
-        let lanes = self.lanes.values().filter_map(|lane| lane.next_wakeup(now, closing));
+        // While a write is under way no batch can be opened: its answer, not the time, is what comes next.
+        let may_open = !self.commit.is_busy();
+        let lanes = self.lanes.values().filter_map(|lane| lane.next_wakeup(now, closing, may_open));
         let position = match &self.position {
             Position::Looking { ask, .. }
             | Position::Comparing { ask, .. }
@@ -628,7 +637,8 @@ impl Tenure {
             .then(|| self.floor_written_at + FLOOR_INTERVAL);
         let pull = self.puller.is_idle().then(|| {
             let wants_rows = matches!(self.position, Position::Flowing)
-                && (self.room(env).is_some() || self.budget.rows() == 0);
+                && (self.room(env).is_some()
+                    || (self.budget.rows() == 0 && self.lanes.len() < env.config.max_lanes));
             if wants_rows { self.puller.may_pull_at() } else { self.puller.renew_at() }
         });
         let stop = if self.halting { env.stop_at } else { None };

@@ -302,11 +302,12 @@ impl Delivery {
         };
         let filter = subject::shard_filter(&source.prefix, source.shard);
         let last_by = Which::LastBySubj(&filter);
-        let shard_last = api::stored(&self.connection, &source.stream, &last_by);
         let stream_info = api::stream_info(&source.stream);
         let stream = self.connection.ask::<StreamInfo>(&stream_info, CALL_TIMEOUT);
-        // The consumer comes last: whatever these three saw and it has not delivered is pending there.
-        let (stream, at_floor, shard_last) = tokio::join!(stream, at_floor, shard_last);
+        // One after another: the shard's last row must not be older than the stream's, and whatever these saw
+        // and the consumer has not delivered must be pending there.
+        let (stream, at_floor) = tokio::join!(stream, at_floor);
+        let shard_last = api::stored(&self.connection, &source.stream, &last_by).await;
         let stream = stream.map_err(|error| {
             if error.is(STREAM_NOT_FOUND) {
                 InspectError::Gone(format!(

@@ -5,6 +5,7 @@
 //! are stored in that order too, except that a row which had to be sent again can be stored after rows that
 //! followed it: the sequence in its receipt tells.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +18,11 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::connect::Connection;
-use crate::errors::{CallError, RequestError};
-use crate::request::{Pending, read};
+use crate::errors::{ApiError, CallError, RequestError, cut};
+use crate::request::Pending;
 use crate::subject;
 
 const MESSAGE_ID: &str = "Nats-Msg-Id";
-const EXPECTED_STREAM: &str = "Nats-Expected-Stream";
 
 /// The shortest and the longest pause before rows are sent again.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -107,9 +107,14 @@ pub enum PublishError {
     },
 }
 
+/// The answer to a publish. Read in one go: this happens once a row.
 #[derive(Deserialize)]
-struct Ack {
+struct Ack<'a> {
+    #[serde(default, borrow)]
+    stream: Cow<'a, str>,
+    #[serde(default)]
     seq: u64,
+    error: Option<ApiError>,
 }
 
 struct Sent {
@@ -152,10 +157,19 @@ enum Fate {
     Never(Failure),
 }
 
-fn fate(answer: Result<async_nats::Message, RequestError>) -> Fate {
-    let error = match answer.map_err(CallError::from).and_then(|message| read::<Ack>(&message.payload)) {
-        Ok(Ack { seq }) => return Fate::Stored(Seq(seq)),
-        Err(error) => error,
+fn fate(answer: Result<async_nats::Message, RequestError>, stream: &str) -> Fate {
+    let error = match answer {
+        Ok(message) => match serde_json::from_slice::<Ack<'_>>(&message.payload) {
+            Ok(Ack { error: Some(error), .. }) => CallError::Api(error),
+            Ok(ack) if ack.stream != stream => {
+                let words = format!("the stream {} stores this subject, not {stream}", cut(&ack.stream));
+                return Fate::Never(Failure::new(FailureClass::Other, words));
+            }
+            Ok(Ack { seq: 0, .. }) => CallError::Unreadable("an acknowledgement without a sequence".into()),
+            Ok(ack) => return Fate::Stored(Seq(ack.seq)),
+            Err(error) => CallError::Unreadable(cut(&error.to_string())),
+        },
+        Err(error) => CallError::Request(error),
     };
     let failure = error.failure();
     let passing =
@@ -170,7 +184,7 @@ fn fate(answer: Result<async_nats::Message, RequestError>) -> Fate {
 }
 
 impl Publisher {
-    /// Publishes to `<prefix>.<table>`, expecting `stream` to store it.
+    /// Publishes to `<prefix>.<table>`, where `stream` must be the one that stores it.
     #[must_use]
     pub fn new(
         connection: Connection,
@@ -248,14 +262,13 @@ impl Publisher {
     async fn send(&self, sent: &mut Sent) {
         let mut headers = HeaderMap::new();
         headers.insert(MESSAGE_ID, format!("{}-{}", self.session, sent.row));
-        headers.insert(EXPECTED_STREAM, self.stream.as_str());
         let subject = Arc::clone(&sent.subject);
         sent.pending = self.connection.send(subject, Some(headers), sent.payload.clone()).await.ok();
     }
 
     async fn fate_of(&self, sent: &mut Sent) -> Fate {
         match sent.pending.take() {
-            Some(pending) => fate(pending.wait(&sent.subject, self.options.ack_timeout).await),
+            Some(pending) => fate(pending.wait(&sent.subject, self.options.ack_timeout).await, &self.stream),
             None => Fate::Again(RequestError::NotConnected.failure()),
         }
     }

@@ -75,6 +75,8 @@ pub(crate) struct Slot {
     pub(crate) reused: bool,
     /// Something kept it from writing when it was last looked at.
     pub(crate) troubled: bool,
+    /// A write of it conflicted.
+    pub(crate) conflicted: bool,
     /// The last pin that it had.
     pub(crate) pin: Option<delivery::PinId>,
 }
@@ -174,6 +176,7 @@ impl Process {
                 lost_consumer: false,
                 reused: false,
                 troubled: false,
+                conflicted: false,
                 pin: None,
             })
             .collect();

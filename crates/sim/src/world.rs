@@ -3,7 +3,7 @@
 //! A step takes the earliest event, hands it to its owner and carries what the owner wants done to where it
 //! goes. Messages take a random time, so whatever may be answered in any order is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use holdfast_core::action::{Action, Actions, Event};
@@ -26,7 +26,7 @@ use crate::fault::{Cut, Fault, Rates};
 use crate::invariants::handover::Handover;
 use crate::invariants::intent::{self, Intents};
 use crate::invariants::order::Order;
-use crate::invariants::pin::Pins;
+use crate::invariants::pin::{self, Pins};
 use crate::invariants::stops::Causes;
 use crate::invariants::{Checked, Violation, lands, once, record, trim as trimmed, violated};
 use crate::jetstream::{self, Client, JetStream, Message, Outgoing, PinChange};
@@ -131,7 +131,8 @@ pub(crate) struct World {
     /// How often a batch's token was burned: a third time would stop its lane, by design.
     burns: BTreeMap<(TableName, Timestamp, Seq), u32>,
     deliveries_to_lose: BTreeMap<ShardId, u32>,
-    last_resets: BTreeMap<ShardId, Duration>,
+    /// Unpins that were sent without a look before.
+    blind_unpins: BTreeSet<Flight>,
     truth: Truth,
     intents: Intents,
     order: Order,
@@ -178,7 +179,7 @@ impl World {
             flights: BTreeMap::new(),
             burns: BTreeMap::new(),
             deliveries_to_lose: BTreeMap::new(),
-            last_resets: BTreeMap::new(),
+            blind_unpins: BTreeSet::new(),
             truth: Truth::default(),
             intents: Intents::default(),
             order: Order::default(),
@@ -457,7 +458,11 @@ impl World {
             Local::Ledger { client, asker, reply } => {
                 if client.is_none_or(|client| client == current) {
                     match asker {
-                        Asker::Shard(shard) => self.hand(process, shard, Event::Ledger(reply)),
+                        Asker::Shard(shard) => {
+                            let conflict = matches!(&reply, ledger::Reply::Written { outcome: WriteOutcome::Conflict, .. });
+                            owner.slots[shard.0 as usize].conflicted |= conflict;
+                            self.hand(process, shard, Event::Ledger(reply));
+                        }
                         Asker::Trim => self.hand_trim(process, trim::Event::Ledger(reply)),
                     }
                 }
@@ -626,6 +631,13 @@ impl World {
         let pin = status.pin.filter(|pin| slot.pin.as_ref() != Some(pin)).cloned();
         let share = status.share;
         let mut checks = Vec::new();
+        let asks = |action: &Action| matches!(action, Action::Ledger(ledger::Command::Read { .. }));
+        if phase == "owning" && slot.phase == "owning" && actions.as_slice().iter().any(asks) {
+            // An owner reads its record for two reasons, and after a conflict is the other.
+            if !std::mem::take(&mut slot.conflicted) {
+                self.marks.hit(Mark::StaleIntentRead);
+            }
+        }
         for action in actions.as_slice() {
             if let Action::Delivery(delivery::Command::Pull(pull)) = action
                 && owns
@@ -819,8 +831,12 @@ impl World {
                 }
                 self.call_stream(client, shard, delivery::Command::Reset { attempt, inbox, from });
             }
-            command @ (delivery::Command::Inspect { .. } | delivery::Command::Unpin { .. }) => {
-                self.call_stream(client, shard, command);
+            command @ delivery::Command::Inspect { .. } => self.call_stream(client, shard, command),
+            delivery::Command::Unpin { attempt } => {
+                if !self.pins.knows(process, shard, slot.pin.as_ref()) {
+                    self.blind_unpins.insert((process, client.start, shard, attempt));
+                }
+                self.call_stream(client, shard, delivery::Command::Unpin { attempt });
             }
         }
     }
@@ -893,18 +909,16 @@ impl World {
                 if self.stream.holder(shard).is_some_and(|(holder, _)| holder.process != from.process) {
                     self.marks.hit(Mark::ResetByOther);
                 }
-                self.last_resets.insert(shard, self.now);
             }
-            delivery::Command::Unpin { .. } => {
+            delivery::Command::Unpin { attempt } => {
                 self.note(Happening::Asked { process: from.process, shard: shard.0, what: "unpins".to_owned() });
-                if let Some((holder, _)) = self.stream.holder(shard)
-                    && (holder.process, holder.start) != (from.process, from.start)
-                {
+                let other = self.stream.holder(shard).is_some_and(|(holder, _)| holder.process != from.process);
+                if other {
                     self.marks.hit(Mark::UnpinRaced);
-                    let slot = self.processes[from.process as usize].slots.get(shard.0 as usize);
-                    let own = slot.and_then(|slot| slot.pin.as_ref());
-                    let checked = self.pins.unpinned_other(from.process, shard, own);
-                    self.check(checked);
+                }
+                if other && self.blind_unpins.contains(&(from.process, from.start, shard, *attempt)) {
+                    let how = format!("p{} took another's pin of {shard} without having looked", from.process);
+                    self.check(violated(pin::NAME, how));
                 }
             }
             delivery::Command::Pull(_) | delivery::Command::Close { .. } => {}
