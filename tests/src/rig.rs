@@ -110,7 +110,7 @@ impl Rig {
     /// SQL for the judge.
     #[must_use]
     pub fn sql(&self) -> Sql {
-        self.clickhouse.sql().timeout(Duration::from_secs(120))
+        self.clickhouse.sql().timeout(Duration::from_mins(2))
     }
 
     /// A folder of the rig's own.
@@ -151,8 +151,25 @@ impl Rig {
         let nats = self.nats_url.clone().unwrap_or_else(|| self.nats.url());
         let clickhouse = self.clickhouse_url.clone().unwrap_or_else(|| self.clickhouse.url());
         let log = self.folder.path().join(format!("{name}.log"));
-        let builder = Daemon::builder(&self.binary, name, log).folder(self.folder.path()).set("node.id", name);
-        self.settings(&nats, &clickhouse).into_iter().fold(builder, |builder, (key, value)| builder.set(&key, value))
+        let builder =
+            Daemon::builder(&self.binary, name, log).folder(self.folder.path()).set("node.id", name);
+        self.settings(&nats, &clickhouse)
+            .into_iter()
+            .fold(builder, |builder, (key, value)| builder.set(&key, value))
+    }
+
+    /// Starts a daemon called `name`, and waits until it is ready for whatever is published from then on.
+    ///
+    /// # Errors
+    /// When it ends by itself, or is not ready in half a minute.
+    pub fn ready_daemon(&self, name: &str) -> Result<Daemon> {
+        let mut daemon = self.daemon(name).start()?;
+        let mut failed = None;
+        wait::until_true(&format!("{name} to be ready"), Duration::from_secs(30), || {
+            failed = daemon.must_run().err();
+            failed.is_some() || daemon.log().is_ok_and(|log| log.contains("ready: every shard"))
+        })?;
+        failed.map_or(Ok(daemon), Err)
     }
 
     /// Runs a `holdfast` command and returns what it printed, whatever it ended with.
@@ -222,8 +239,11 @@ impl Rig {
     /// # Errors
     /// When ClickHouse does not answer.
     pub fn stored(&self) -> Result<u64> {
-        let counts: Vec<_> =
-            self.tables().iter().map(|table| format!("(SELECT count() FROM {})", rows::identifier(table))).collect();
+        let counts: Vec<_> = self
+            .tables()
+            .iter()
+            .map(|table| format!("(SELECT count() FROM {})", rows::identifier(table)))
+            .collect();
         let answer = self.sql().query(&format!("SELECT {}", counts.join(" + ")))?;
         answer.trim().parse().map_err(|_| Error::Answer { what: "a count of rows", answer })
     }
@@ -233,7 +253,12 @@ impl Rig {
     ///
     /// # Errors
     /// When they are not there in time.
-    pub fn landed(&self, expected: u64, within: Duration, mut seen: impl FnMut(u64) -> Result<()>) -> Result<()> {
+    pub fn landed(
+        &self,
+        expected: u64,
+        within: Duration,
+        mut seen: impl FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
         let mut failed = None;
         wait::until_true(&format!("{expected} rows in the tables"), within, || {
             // A server that is being restarted does not answer.

@@ -63,7 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         rig::Options { shards: options.shards, tables: options.tables, ..rig::Options::default() }
             .set("topology.ack_policy", &options.ack_policy),
     )?;
-    let mut daemon = rig.daemon("holdfast").start()?;
+    let mut daemon = rig.ready_daemon("holdfast")?;
     say(&format!(
         "publishing {} rows of 256 bytes to {} tables in {} shards",
         HumanCount(options.rows),
@@ -87,7 +87,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             return Err(holdfast_testbed::Error::Interrupted);
         }
         published = published || publishing.is_done()?;
-        if kills < options.kills && stored >= options.rows / u64::from(options.kills + 1) * u64::from(kills + 1) {
+        if kills < options.kills
+            && stored >= options.rows / u64::from(options.kills + 1) * u64::from(kills + 1)
+        {
             daemon.kill()?;
             daemon.restart()?;
             kills += 1;
@@ -117,15 +119,22 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             "{} rows in {:.1} s: {} rows/s, the daemon killed {} time(s)",
             HumanCount(verdict.rows),
             verdict.seconds,
-            HumanCount(verdict.rows_per_second as u64),
+            format_args!("{:.0}", verdict.rows_per_second),
             verdict.kills
         );
         println!("plain SQL on the counter: {found}");
-        println!("holdfast verify:          {} of {} tables proven", options.tables - unproven.len(), options.tables);
+        println!(
+            "holdfast verify:          {} of {} tables proven",
+            options.tables - unproven.len(),
+            options.tables
+        );
         println!("clean stop:               {stopped}");
     }
     if !verdict.ok {
-        bail!("not every row is there once and in order, or the daemon did not behave\n{}", unproven.join("\n"));
+        bail!(
+            "not every row is there once and in order, or the daemon did not behave\n{}",
+            unproven.join("\n")
+        );
     }
     Ok(())
 }

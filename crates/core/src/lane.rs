@@ -89,6 +89,10 @@ enum Stage {
 
 /// A batch that stands in the record, or is about to.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that hold or not, each by itself; the state is `stage`"
+)]
 struct Open {
     batch: Batch,
     target: Target,
@@ -243,6 +247,13 @@ impl Lane {
             Some(Open { rows: Rows::Whole { rows, .. }, .. }) => rows.last().map(Row::mark),
             _ => None,
         }
+    }
+
+    /// How many rows an inherited batch still waits for, and what it holds; none if it waits for none.
+    pub(crate) fn collecting(&self) -> Option<(u64, Freed)> {
+        let open = self.open.as_ref().filter(|open| open.is_inherited() && !open.is_collected())?;
+        let rows = open.rows.as_slice();
+        Some((u64::from(open.batch.rows) - rows.len() as u64, Freed::of(rows)))
     }
 
     /// How far the floor may go for this lane: none, if the lane does not hold it back. An inherited

@@ -211,6 +211,8 @@ pub enum Notice {
 /// What a shard tells the process that runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
+    /// The shard has a record and waits for the pin: whatever is published from now on is taken.
+    Ready,
     /// The tenure has begun.
     Owned,
     /// The tenure is over and will be tried for again.

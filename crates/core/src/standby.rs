@@ -6,7 +6,7 @@ use crate::action::Actions;
 use crate::ask::Ask;
 use crate::commit::{Committer, Settled};
 use crate::fence::{Loaded, Plan, catch_up, plan};
-use crate::notice::{Notice, ResyncReason, ShardFailure};
+use crate::notice::{Notice, Report, ResyncReason, ShardFailure};
 use crate::ports::delivery::{Command, Inbox, InspectError, Inspection, PinId, PullEnd, Reply};
 use crate::ports::ledger::{self, Entry};
 use crate::ports::{Attempt, Failure};
@@ -44,6 +44,7 @@ pub(crate) struct Standby {
     inbox: Inbox,
     puller: Puller,
     step: Step,
+    reported: bool,
 }
 
 impl Standby {
@@ -52,6 +53,7 @@ impl Standby {
             inbox: env.fresh_inbox(),
             puller: Puller::new(env.config.pull_interval(), now),
             step: Step::Read(Ask::at(now)),
+            reported: false,
         }
     }
 
@@ -211,6 +213,10 @@ impl Standby {
             if matches!(self.step, Step::Wait) {
                 self.step = Step::Read(Ask::at(now));
             }
+        }
+        if matches!(self.step, Step::Wait) && !self.reported {
+            self.reported = true;
+            out.report(Report::Ready);
         }
         match &mut self.step {
             Step::Read(ask) => {

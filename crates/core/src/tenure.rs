@@ -443,6 +443,28 @@ impl Tenure {
         (rows > 0 && rows >= decent).then(|| (rows, bytes - rows * Row::OVERHEAD))
     }
 
+    /// What a pull may ask for beyond the share, since an inherited batch waits for its rows: it was closed
+    /// within an earlier owner's share, which may have been larger than ours, and nothing that is held can be
+    /// let go before it is whole. So its own rows do not count; what they may exceed the share by is bounded
+    /// by the batches that the record has open.
+    fn inherited_room(&self) -> Option<(u64, Option<u64>)> {
+        let (mut missing, mut collected) = (0, Freed::default());
+        for (more, held) in self.lanes.values().filter_map(Lane::collecting) {
+            missing += more;
+            collected = Freed { rows: collected.rows + held.rows, bytes: collected.bytes + held.bytes };
+        }
+        let share = self.budget.share();
+        let rows = (share.rows + collected.rows).saturating_sub(self.budget.rows());
+        let bytes = (share.bytes + collected.bytes).saturating_sub(self.budget.bytes());
+        let rows = rows.min(bytes / (2 * Row::OVERHEAD)).min(missing);
+        match rows {
+            0 => None,
+            // The next row is larger than the room was: alone.
+            _ if self.capped => Some((1, None)),
+            _ => Some((rows, Some(bytes - rows * Row::OVERHEAD))),
+        }
+    }
+
     fn is_full(&self, env: &Env) -> bool {
         self.budget.rows() > 0 && self.room(env).is_none()
     }
@@ -578,9 +600,10 @@ impl Tenure {
         if matches!(self.position, Position::Flowing) && (!self.halting || !safeguard(Rule::HaltStopsIntake))
         {
             let pin = Some(self.pin.clone());
-            let pull = match self.room(env) {
+            let room = self.room(env).map(|(rows, bytes)| (rows, Some(bytes)));
+            let pull = match room.or_else(|| self.inherited_room()) {
                 Some((rows, bytes)) => {
-                    Some(self.puller.rows(now, &mut env.attempts, self.inbox, pin, rows, Some(bytes)))
+                    Some(self.puller.rows(now, &mut env.attempts, self.inbox, pin, rows, bytes))
                 }
                 None if !safeguard(Rule::PullWithinShare) => {
                     Some(self.puller.rows(now, &mut env.attempts, self.inbox, pin, Puller::MAX_BATCH, None))
@@ -638,6 +661,7 @@ impl Tenure {
         let pull = self.puller.is_idle().then(|| {
             let wants_rows = matches!(self.position, Position::Flowing)
                 && (self.room(env).is_some()
+                    || self.inherited_room().is_some()
                     || (self.budget.rows() == 0 && self.lanes.len() < env.config.max_lanes));
             if wants_rows { self.puller.may_pull_at() } else { self.puller.renew_at() }
         });

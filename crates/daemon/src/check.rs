@@ -70,7 +70,13 @@ fn print(report: &Report) -> Result<(), Exit> {
             Severity::Required => "required",
             Severity::Recommended => "recommended",
         };
-        [severity.into(), finding.object.clone(), finding.field.clone(), finding.problem.clone(), finding.fix.clone()]
+        [
+            severity.into(),
+            finding.object.clone(),
+            finding.field.clone(),
+            finding.problem.clone(),
+            finding.fix.clone(),
+        ]
     });
     output::table(["SEVERITY", "OBJECT", "FIELD", "PROBLEM", "FIX"], rows)
 }
@@ -89,7 +95,11 @@ async fn check_nats(config: &Config, report: &mut Report) -> Result<(), Exit> {
     let connection = match Connection::open(&config.nats()?).await {
         Ok(connection) => connection,
         Err(error) => {
-            report.findings.push(required("NATS", error, "set nats.url and the credentials, or start the server"));
+            report.findings.push(required(
+                "NATS",
+                error,
+                "set nats.url and the credentials, or start the server",
+            ));
             return Ok(());
         }
     };
@@ -108,7 +118,8 @@ async fn check_nats(config: &Config, report: &mut Report) -> Result<(), Exit> {
 
 async fn check_clickhouse(config: &Config, report: &mut Report) -> Result<(), Exit> {
     let clock = crate::clock::Clock::start();
-    let store = Store::new(config.clickhouse()?, std::sync::Arc::new(move || clock.now())).map_err(Exit::usage)?;
+    let store =
+        Store::new(config.clickhouse()?, std::sync::Arc::new(move || clock.now())).map_err(Exit::usage)?;
     match store.ping().await {
         Ok(server) if !server.has_database => report.findings.push(required(
             "ClickHouse",
@@ -117,7 +128,11 @@ async fn check_clickhouse(config: &Config, report: &mut Report) -> Result<(), Ex
         )),
         Ok(_) => {}
         Err(error) => {
-            report.findings.push(required("ClickHouse", error, "set clickhouse.url and the user, or start the server"));
+            report.findings.push(required(
+                "ClickHouse",
+                error,
+                "set clickhouse.url and the user, or start the server",
+            ));
             return Ok(());
         }
     }

@@ -299,9 +299,9 @@ struct Span(Duration);
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Text::deserialize(deserializer)?.0;
-        humantime::parse_duration(&text)
-            .map(Self)
-            .map_err(|_| de::Error::custom(format!("`{text}` is no duration; write for example 500ms, 10s or 2m")))
+        humantime::parse_duration(&text).map(Self).map_err(|_| {
+            de::Error::custom(format!("`{text}` is no duration; write for example 500ms, 10s or 2m"))
+        })
     }
 }
 
@@ -312,9 +312,9 @@ struct Size(u64);
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Text::deserialize(deserializer)?.0;
-        bytesize::ByteSize::from_str(&text)
-            .map(|size| Self(size.as_u64()))
-            .map_err(|_| de::Error::custom(format!("`{text}` is no size; write for example 512KiB, 16MiB or 10GiB")))
+        bytesize::ByteSize::from_str(&text).map(|size| Self(size.as_u64())).map_err(|_| {
+            de::Error::custom(format!("`{text}` is no size; write for example 512KiB, 16MiB or 10GiB"))
+        })
     }
 }
 
@@ -353,9 +353,9 @@ impl<'de> Deserialize<'de> for Text {
 /// Environment and `--set` give texts; a file gives numbers.
 fn number<'de, D: Deserializer<'de>, T: FromStr>(deserializer: D) -> Result<T, D::Error> {
     let text = Text::deserialize(deserializer)?.0;
-    text.replace('_', "")
-        .parse()
-        .map_err(|_| de::Error::custom(format!("`{text}` is no whole number in the range that is allowed here")))
+    text.replace('_', "").parse().map_err(|_| {
+        de::Error::custom(format!("`{text}` is no whole number in the range that is allowed here"))
+    })
 }
 
 /// `a.b=c` pairs, every value a text.
@@ -426,7 +426,10 @@ impl Config {
                 let (key, value) = set
                     .split_once('=')
                     .ok_or_else(|| Exit::usage(format!("--set {set}: write --set section.key=value")))?;
-                Ok((key.trim().split('.').map(str::to_owned).collect(), value.trim().trim_matches('"').to_owned()))
+                Ok((
+                    key.trim().split('.').map(str::to_owned).collect(),
+                    value.trim().trim_matches('"').to_owned(),
+                ))
             })
             .collect::<Result<_, Exit>>()?;
         let named = file.map_or(DEFAULT_FILE.to_owned(), |file| file.display().to_string());
@@ -674,7 +677,9 @@ fn table(key: &str, section: &Table, base: &TableConfig) -> Result<TableConfig, 
 fn secret(key: &str, given: &str, file: Option<&Path>) -> Result<String, Exit> {
     match file {
         None => Ok(given.to_owned()),
-        Some(_) if !given.is_empty() => Err(Exit::usage(format!("{key} and {key}_file are both set; keep one"))),
+        Some(_) if !given.is_empty() => {
+            Err(Exit::usage(format!("{key} and {key}_file are both set; keep one")))
+        }
         Some(path) => std::fs::read_to_string(path)
             .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
             .map_err(|error| Exit::usage(format!("{key}_file: cannot read {}: {error}", path.display()))),
@@ -760,13 +765,16 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "[topology]\nshards = 4\n[tables.a]\nsettings = { x = 1 }").unwrap();
         let sets = ["topology.shards=16".to_owned(), "limits.held_rows=1_000".to_owned()];
-        let config = Config::load(Some(file.path()), &sets).map_err(|exit| exit.message().map(str::to_owned)).unwrap();
+        let config =
+            Config::load(Some(file.path()), &sets).map_err(|exit| exit.message().map(str::to_owned)).unwrap();
         assert_eq!((config.topology.shards, config.limits.held_rows), (16, 1_000));
     }
 
     #[test]
     fn secrets_are_not_shown() {
-        let config = load("[nats]\nuser = \"u\"\npassword = \"hunter2\"\n[clickhouse]\npassword = \"hunter2\"").unwrap();
+        let config =
+            load("[nats]\nuser = \"u\"\npassword = \"hunter2\"\n[clickhouse]\npassword = \"hunter2\"")
+                .unwrap();
         assert!(!format!("{config:?} {:?} {:?}", config.nats(), config.clickhouse()).contains("hunter2"));
     }
 

@@ -22,7 +22,10 @@ pub fn json(value: &impl Serialize) -> Result<(), Exit> {
 ///
 /// # Errors
 /// If standard output cannot be written to.
-pub fn table<const N: usize>(headings: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> Result<(), Exit> {
+pub fn table<const N: usize>(
+    headings: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> Result<(), Exit> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(headings);
     if std::io::stdout().is_terminal() {

@@ -9,10 +9,9 @@ use crate::exit::Exit;
 ///
 /// # Errors
 /// The first thing that is required and missing, with how to mend it.
-pub async fn preflight(topology: &Topology, connection: &Connection) -> Result<(), Exit> {
+pub(crate) async fn preflight(topology: &Topology, connection: &Connection) -> Result<(), Exit> {
     let findings = topology.check(connection).await.map_err(Exit::error)?;
-    let required: Vec<_> =
-        findings.iter().filter(|finding| finding.severity == Severity::Required).collect();
+    let required: Vec<_> = findings.iter().filter(|finding| finding.severity == Severity::Required).collect();
     if let Some(finding) = required.first() {
         let more = match required.len() {
             1 => String::new(),

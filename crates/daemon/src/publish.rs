@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use holdfast_nats::{Connection, stream};
 use holdfast_nats::publish::{Options, Publisher, Receipt};
+use holdfast_nats::{Connection, stream};
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
@@ -80,7 +80,7 @@ pub async fn publish(config: &Config, options: &Publish) -> Result<(), Exit> {
         "{} rows stored in {:.1} s, {} rows/s, the last as {}",
         HumanCount(summary.rows),
         summary.seconds,
-        HumanCount(summary.rows_per_second as u64),
+        format_args!("{:.0}", summary.rows_per_second),
         summary.last_seq
     );
     Ok(())

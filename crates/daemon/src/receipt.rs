@@ -113,6 +113,8 @@ mod tests {
     fn another_file_is_refused_by_line() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "hello\n").unwrap();
-        assert!(read(file.path(), "t").unwrap_err().message().unwrap().ends_with("line 1: this is no receipt"));
+        assert!(
+            read(file.path(), "t").unwrap_err().message().unwrap().ends_with("line 1: this is no receipt")
+        );
     }
 }

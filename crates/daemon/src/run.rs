@@ -58,6 +58,7 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
     };
     let Running { mut tasks, mut reports, events, shards: _shards } = started;
 
+    let mut waiting: BTreeSet<ShardId> = events.iter().map(|(shard, _)| *shard).collect();
     let mut running: BTreeSet<ShardId> = events.iter().map(|(shard, _)| *shard).collect();
     let mut lost = None;
     let mut misconfigured = None;
@@ -71,7 +72,13 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
         };
         let stop = tokio::select! {
             Some((shard, report)) = reports.recv() => match report {
-                Report::Owned | Report::Lost => false,
+                Report::Ready | Report::Owned => {
+                    if waiting.remove(&shard) && waiting.is_empty() {
+                        info!("ready: every shard has its record, and rows are taken as they come");
+                    }
+                    false
+                }
+                Report::Lost => false,
                 Report::Released { .. } => {
                     running.remove(&shard);
                     false

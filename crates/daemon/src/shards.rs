@@ -159,7 +159,7 @@ impl Observer for Watcher {
     fn report(&self, report: &Report) {
         let shard = self.shard.0;
         match report {
-            Report::Owned | Report::Lost => {}
+            Report::Ready | Report::Owned | Report::Lost => {}
             Report::Released { clean: true } => info!(shard, "shard released"),
             Report::Released { clean: false } => {
                 warn!(shard, "shard released with rows unwritten; they come again at the next start");

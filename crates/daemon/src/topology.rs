@@ -24,7 +24,9 @@ pub async fn topology(config: &Config, command: &TopologyCommand) -> Result<(), 
             if json.json {
                 return output::json(&done);
             }
-            let rows = done.iter().map(|done| [done.object.clone(), done.action.to_string(), done.changes.join("; ")]);
+            let rows = done
+                .iter()
+                .map(|done| [done.object.clone(), done.action.to_string(), done.changes.join("; ")]);
             output::table(["OBJECT", "DONE", "CHANGES"], rows)
         }
     }

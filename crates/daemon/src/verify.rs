@@ -55,7 +55,8 @@ struct Expected {
 /// With code 1 if anything is wrong or unproven, once it is printed, or if it could not be compared.
 pub async fn verify(config: &Config, options: &Verify) -> Result<(), Exit> {
     let clock = crate::clock::Clock::start();
-    let store = Store::new(config.clickhouse()?, std::sync::Arc::new(move || clock.now())).map_err(Exit::usage)?;
+    let store =
+        Store::new(config.clickhouse()?, std::sync::Arc::new(move || clock.now())).map_err(Exit::usage)?;
     let table = TableName::new(options.table.as_str());
     let report = store.report(&table).await.map_err(Exit::error)?;
     let expected = match &options.receipt {
@@ -83,7 +84,8 @@ pub async fn verify(config: &Config, options: &Verify) -> Result<(), Exit> {
         verdict.stored = store.count(&table).await.map_err(Exit::error)?;
         verdict.unproven += verdict.expected.max(verdict.stored);
     }
-    verdict.ok = verdict.missing == 0 && verdict.repeated == 0 && verdict.out_of_order == 0 && verdict.unproven == 0;
+    verdict.ok =
+        verdict.missing == 0 && verdict.repeated == 0 && verdict.out_of_order == 0 && verdict.unproven == 0;
     if options.json.json {
         output::json(&verdict)?;
     } else {
@@ -102,7 +104,11 @@ fn print(verdict: &Verdict) -> Result<(), Exit> {
         ("unproven", verdict.unproven),
     ];
     let level = verdict.level.as_deref().unwrap_or("none");
-    println!("{} ({level}): {}", verdict.table.escape_debug(), if verdict.ok { "proven" } else { "NOT PROVEN" });
+    println!(
+        "{} ({level}): {}",
+        verdict.table.escape_debug(),
+        if verdict.ok { "proven" } else { "NOT PROVEN" }
+    );
     output::table(["ROWS", ""], counts.map(|(name, count)| [name.to_owned(), count.to_string()]))
 }
 
@@ -139,7 +145,12 @@ async fn still_held(config: &Config, table: &TableName) -> Result<Expected, Exit
     Ok(Expected { rows: BTreeMap::from([(created, rows)]), undecided })
 }
 
-async fn compare(store: &Store, table: &TableName, expected: &Expected, verdict: &mut Verdict) -> Result<(), Exit> {
+async fn compare(
+    store: &Store,
+    table: &TableName,
+    expected: &Expected,
+    verdict: &mut Verdict,
+) -> Result<(), Exit> {
     for (created, wanted) in &expected.rows {
         verdict.expected += wanted.len() as u64;
         let mut wanted = wanted.iter().copied().peekable();

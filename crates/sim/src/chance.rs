@@ -76,11 +76,14 @@ mod tests {
     #[test]
     fn a_seed_draws_the_same_for_ever() {
         let mut chance = Chance::new(1, 0);
-        assert_eq!([chance.below(1_000), chance.below(1_000)], [Chance::new(1, 0).below(1_000), {
-            let mut again = Chance::new(1, 0);
-            again.below(1_000);
-            again.below(1_000)
-        }]);
+        assert_eq!(
+            [chance.below(1_000), chance.below(1_000)],
+            [Chance::new(1, 0).below(1_000), {
+                let mut again = Chance::new(1, 0);
+                again.below(1_000);
+                again.below(1_000)
+            }]
+        );
         assert_ne!(Chance::new(1, 0).below(u64::MAX), Chance::new(1, 1).below(u64::MAX));
     }
 }

@@ -11,8 +11,9 @@
 //!   the token. Every retry is answered with success and stores nothing.
 //! - An insert whose client has gone still completes. So does one that its client gave up waiting for.
 //!
-//! One assumption stands in for arithmetic: whoever set the window made it outlast the horizon (protocol.md),
-//! so a token is never forgotten before it is that old, and at once after that if enough parts came since.
+//! One assumption stands in for arithmetic: whoever set the window made it outlast the horizon (protocol.md).
+//! So a token is forgotten when enough parts came since, but never within the horizon of the first part of
+//! another batch. (Until that comes a token can be of any age: the batch may be tried for hours.)
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -118,7 +119,15 @@ struct Table {
 }
 
 impl Table {
-    fn commit(&mut self, now: Duration, horizon: Duration, token: &Token, partition: u64, rows: &[Row], created: Timestamp) -> PartOutcome {
+    fn commit(
+        &mut self,
+        now: Duration,
+        horizon: Duration,
+        token: &Token,
+        partition: u64,
+        rows: &[Row],
+        created: Timestamp,
+    ) -> PartOutcome {
         let key = (token.clone(), partition);
         if self.spec.level != Level::AtLeastOnce && self.remembered.contains(&key) {
             return if self.burned.contains(&key) { PartOutcome::Swallowed } else { PartOutcome::Repeated };
@@ -134,15 +143,19 @@ impl Table {
     fn remember(&mut self, now: Duration, horizon: Duration, key: (Token, u64)) {
         self.window.push_back((now, key.0.clone(), key.1));
         self.remembered.insert(key);
-        while self.window.len() > self.spec.window
-            && let Some((at, ..)) = self.window.front()
-            && *at + horizon < now
-            && let Some((_, token, partition)) = self.window.pop_front()
-        {
+        while self.window.len() > self.spec.window && self.may_forget(now, horizon) {
+            let Some((_, token, partition)) = self.window.pop_front() else { return };
             let key = (token, partition);
             self.remembered.remove(&key);
             self.burned.remove(&key);
         }
+    }
+
+    /// Whether the horizon of the oldest token is over.
+    fn may_forget(&self, now: Duration, horizon: Duration) -> bool {
+        let Some((_, oldest, _)) = self.window.front() else { return false };
+        let other = self.window.iter().find(|(_, token, _)| token != oldest);
+        other.is_some_and(|(at, ..)| *at + horizon < now)
     }
 }
 

@@ -20,7 +20,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_core::ports::delivery::{Command, Inbox, InspectError, Inspection, PinId, Pull, PullEnd, Reply, Rows};
+use holdfast_core::ports::delivery::{
+    Command, Inbox, InspectError, Inspection, PinId, Pull, PullEnd, Reply, Rows,
+};
 use holdfast_core::ports::retention;
 use holdfast_core::ports::{Attempt, Failure, FailureClass};
 use holdfast_core::row::{Delivery, Mark, Row, Seq, ShardId, TableName, Verdict};
@@ -297,7 +299,13 @@ impl JetStream {
             (_, None) | (None, _) => {}
         }
         let ends_at = now + pull.expires;
-        consumer.waiting.push_back(Waiting { to: from, left: pull.batch, room: pull.max_bytes, ends_at, pull });
+        consumer.waiting.push_back(Waiting {
+            to: from,
+            left: pull.batch,
+            room: pull.max_bytes,
+            ends_at,
+            pull,
+        });
         self.pump(now, index(shard.0));
     }
 
@@ -500,7 +508,8 @@ impl JetStream {
     /// When [`Self::tick`] has something to do.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Duration> {
-        let pins = self.consumers.iter().filter_map(|consumer| consumer.pin.as_ref()).map(|pin| pin.lapses_at);
+        let pins =
+            self.consumers.iter().filter_map(|consumer| consumer.pin.as_ref()).map(|pin| pin.lapses_at);
         let pulls = self.consumers.iter().flat_map(|consumer| &consumer.waiting).map(|pull| pull.ends_at);
         pins.chain(pulls).min()
     }
@@ -601,7 +610,8 @@ impl JetStream {
                 payload: row.message.payload.clone(),
                 verdict: row.message.verdict.clone(),
             };
-            if let Some(Outgoing::Rows { attempt: last, shard: of, to: last_to, rows }) = self.outgoing.last_mut()
+            if let Some(Outgoing::Rows { attempt: last, shard: of, to: last_to, rows }) =
+                self.outgoing.last_mut()
                 && (*last, *of, *last_to) == (attempt, shard, to)
             {
                 rows.rows.push(row);

@@ -31,16 +31,42 @@ pub(crate) enum Asker {
 pub(crate) enum Local {
     Wake(ShardId),
     WakeTrim,
-    Rows { client: Client, shard: ShardId, attempt: Attempt, rows: Rows },
-    Ended { client: Client, shard: ShardId, attempt: Attempt, end: PullEnd },
+    Rows {
+        client: Client,
+        shard: ShardId,
+        attempt: Attempt,
+        rows: Rows,
+    },
+    Ended {
+        client: Client,
+        shard: ShardId,
+        attempt: Attempt,
+        end: PullEnd,
+    },
     /// An answer of the stream's server; one that came over a connection that has broken since is lost.
-    Delivery { client: Option<Client>, shard: ShardId, reply: delivery::Reply },
-    Ledger { client: Option<Client>, asker: Asker, reply: ledger::Reply },
+    Delivery {
+        client: Option<Client>,
+        shard: ShardId,
+        reply: delivery::Reply,
+    },
+    Ledger {
+        client: Option<Client>,
+        asker: Asker,
+        reply: ledger::Reply,
+    },
     Retention(retention::Reply),
-    Store { shard: ShardId, reply: store::Reply },
+    Store {
+        shard: ShardId,
+        reply: store::Reply,
+    },
     /// An insert's turn has come.
-    Turn { insert: store::Insert, aborts: u32 },
-    Reconnected { link: u32 },
+    Turn {
+        insert: store::Insert,
+        aborts: u32,
+    },
+    Reconnected {
+        link: u32,
+    },
 }
 
 /// A pull as the client's side knows it.

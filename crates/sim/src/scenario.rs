@@ -128,6 +128,11 @@ impl Scenario {
         let tables = draw_tables(chance, shards, hostile);
         let rows = draw_rows(chance, &tables, quiet_from, hostile);
         let share_rows = chance.pick(&[24, 60, 200, 1_000]);
+        let batch_rows = chance.pick(&[3, 10, 40, 200]);
+        let batch_bytes = chance.pick(&[400, 4_000, 1_000_000]);
+        // A hot table's backlog must fit into the time there is: tiny batches need a quick store.
+        let insert_times: &[u64] =
+            if batch_rows < 40 || batch_bytes < 4_000 { &[5, 50] } else { &[5, 50, 400] };
         let mut scenario = Self {
             seed,
             profile,
@@ -139,12 +144,16 @@ impl Scenario {
             rates: if hostile { Rates::draw(chance, swarm) } else { Rates::default() },
             clock_rates: (0..processes)
                 .map(|_| {
-                    if hostile { 1_000_000 - Self::SKEW + chance.between32(0, 2 * Self::SKEW) } else { 1_000_000 }
+                    if hostile {
+                        1_000_000 - Self::SKEW + chance.between32(0, 2 * Self::SKEW)
+                    } else {
+                        1_000_000
+                    }
                 })
                 .collect(),
             pinned_ttl: Duration::from_secs(chance.pick(&[2, 3, 5])),
-            batch_rows: chance.pick(&[3, 10, 40, 200]),
-            batch_bytes: chance.pick(&[400, 4_000, 1_000_000]),
+            batch_rows,
+            batch_bytes,
             batch_age: chance.pick(&[50, 300, 1_000]).into_millis(),
             share_rows,
             share_bytes: chance.pick(&[share_rows * 400, share_rows * 1_000, 4_000_000]),
@@ -152,7 +161,7 @@ impl Scenario {
             trim_interval: chance.millis(700, 5_000),
             history: chance.pick(&[0, 0, 3_000]).into_millis(),
             latency: chance.pick(&[1, 3, 40]).into_millis(),
-            insert_time: chance.pick(&[5, 50, 400]).into_millis(),
+            insert_time: chance.pick(insert_times).into_millis(),
             quiet_from,
         };
         if hostile {
@@ -179,7 +188,11 @@ fn draw_tables(chance: &mut Chance, shards: u32, hostile: bool) -> Vec<TablePlan
         .map(|n| TablePlan {
             // The first ones make sure that every shard has some.
             shard: if n < shards { n } else { chance.between32(0, shards - 1) },
-            level: if deduplicated && chance.permille(250) { Level::Deduplicated } else { Level::ExactlyOnce },
+            level: if deduplicated && chance.permille(250) {
+                Level::Deduplicated
+            } else {
+                Level::ExactlyOnce
+            },
             partitions: chance.pick(&[1, 1, 2, 3, 6]),
             window: chance.pick(&[1, 4, 20, 1_000]).try_into().unwrap_or(1),
             exists_from: if hostile && chance.permille(80) {
@@ -212,7 +225,8 @@ fn draw_rows(chance: &mut Chance, tables: &[TablePlan], quiet_from: Duration, ho
             } else {
                 chance.between32(0, tables - 1)
             };
-            let size = if chance.permille(large) { chance.between(2_000, 60_000) } else { chance.between(8, 200) };
+            let size =
+                if chance.permille(large) { chance.between(2_000, 60_000) } else { chance.between(8, 200) };
             let at = at + chance.time(Duration::ZERO, spread);
             let size = usize::try_from(size).unwrap_or(8);
             rows.push(RowPlan { at: at.min(last), table, size, bad: false });
@@ -220,10 +234,11 @@ fn draw_rows(chance: &mut Chance, tables: &[TablePlan], quiet_from: Duration, ho
     }
     rows.sort_by_key(|row| row.at);
     if hostile && chance.permille(60) {
-        // A row that can never be inserted holds everything of its table behind it, so it comes late: the
-        // lanes that wait must not fill the whole share.
-        let at = rows.len() - 1 - usize::try_from(chance.below(20)).unwrap_or(0);
+        // A row that can never be inserted holds everything of its table behind it, so it comes late, and none
+        // that is large comes after it: what waits must not fill the share.
+        let at = rows.len() - 1 - usize::try_from(chance.below(12)).unwrap_or(0);
         rows[at].bad = true;
+        rows[at..].iter_mut().for_each(|row| row.size = row.size.min(64));
     }
     rows
 }

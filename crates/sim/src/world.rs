@@ -56,29 +56,84 @@ type Flight = (u32, u32, ShardId, Attempt);
 
 /// Something to come.
 enum Due {
-    Local { process: u32, start: u32, what: Local },
-    AtStream { from: Client, shard: ShardId, command: delivery::Command, reply_by: Option<Duration> },
+    Local {
+        process: u32,
+        start: u32,
+        what: Local,
+    },
+    AtStream {
+        from: Client,
+        shard: ShardId,
+        command: delivery::Command,
+        reply_by: Option<Duration>,
+    },
     /// The later parts of a look.
-    AtRows { from: Client, shard: ShardId, attempt: Attempt, floor: Seq, seen: Box<Inspection>, reply_by: Option<Duration> },
-    AtConsumer { from: Client, shard: ShardId, attempt: Attempt, seen: Box<Inspection>, reply_by: Option<Duration> },
-    AtLedger { from: Client, asker: Asker, command: ledger::Command, reply_by: Option<Duration>, again: bool },
-    AtRetention { from: Client, command: retention::Command, reply_by: Option<Duration> },
-    AtStore { from: Client, insert: Box<Insert> },
-    AskStore { from: Client, shard: ShardId, command: store::Command, reply_by: Duration },
+    AtRows {
+        from: Client,
+        shard: ShardId,
+        attempt: Attempt,
+        floor: Seq,
+        seen: Box<Inspection>,
+        reply_by: Option<Duration>,
+    },
+    AtConsumer {
+        from: Client,
+        shard: ShardId,
+        attempt: Attempt,
+        seen: Box<Inspection>,
+        reply_by: Option<Duration>,
+    },
+    AtLedger {
+        from: Client,
+        asker: Asker,
+        command: ledger::Command,
+        reply_by: Option<Duration>,
+        again: bool,
+    },
+    AtRetention {
+        from: Client,
+        command: retention::Command,
+        reply_by: Option<Duration>,
+    },
+    AtStore {
+        from: Client,
+        insert: Box<Insert>,
+    },
+    AskStore {
+        from: Client,
+        shard: ShardId,
+        command: store::Command,
+        reply_by: Duration,
+    },
     InsertTimedOut(Flight, TableName),
     StreamTick,
     StoreTick,
     Publish(usize),
     Fault(usize),
-    Thaw { process: u32, start: u32 },
-    Start { process: u32 },
-    LinkUp { process: u32, start: u32, link: u32 },
+    Thaw {
+        process: u32,
+        start: u32,
+    },
+    Start {
+        process: u32,
+    },
+    LinkUp {
+        process: u32,
+        start: u32,
+        link: u32,
+    },
     Noticed(Client),
     BrokerUp,
     StoreUp,
     ConsumerBack(u32),
-    Replace { process: u32, start: u32 },
-    Overdue { process: u32, start: u32 },
+    Replace {
+        process: u32,
+        start: u32,
+    },
+    Overdue {
+        process: u32,
+        start: u32,
+    },
     Quiet,
     Look,
 }
@@ -165,7 +220,11 @@ impl World {
             rates: scenario.rates,
             now: Duration::ZERO,
             agenda: Agenda::new(),
-            stream: JetStream::new(Timestamp(1_700_000_000_000_000_000), scenario.shards, scenario.pinned_ttl),
+            stream: JetStream::new(
+                Timestamp(1_700_000_000_000_000_000),
+                scenario.shards,
+                scenario.pinned_ttl,
+            ),
             stream_tick: None,
             broker_up: true,
             bucket: Bucket::default(),
@@ -253,7 +312,9 @@ impl World {
     fn step(&mut self, due: Due) {
         match due {
             Due::Local { process, start, what } => self.local(process, start, what),
-            Due::AtStream { from, shard, command, reply_by } => self.at_stream(from, shard, command, reply_by),
+            Due::AtStream { from, shard, command, reply_by } => {
+                self.at_stream(from, shard, command, reply_by)
+            }
             Due::AtRows { from, shard, attempt, floor, mut seen, reply_by } => {
                 if self.broker_up {
                     self.stream.look_at_rows(shard, floor, &mut seen);
@@ -269,7 +330,12 @@ impl World {
                     let outcome = self.stream.look_at_consumer(self.now, shard, *seen);
                     let pin = outcome.as_ref().ok().and_then(|seen| seen.pinned.clone());
                     self.pins.looked(from.process, shard, pin);
-                    self.answer_stream(from, shard, delivery::Reply::Inspected { attempt, outcome }, reply_by);
+                    self.answer_stream(
+                        from,
+                        shard,
+                        delivery::Reply::Inspected { attempt, outcome },
+                        reply_by,
+                    );
                 } else {
                     let reply = unanswered_look(attempt);
                     self.no_answer(from, reply_by, Some(Local::Delivery { client: None, shard, reply }));
@@ -280,7 +346,9 @@ impl World {
             }
             Due::AtRetention { from, command, reply_by } => self.at_retention(from, &command, reply_by),
             Due::AtStore { from, insert } => self.at_store(from, *insert),
-            Due::AskStore { from, shard, command, reply_by } => self.ask_store(from, shard, &command, reply_by),
+            Due::AskStore { from, shard, command, reply_by } => {
+                self.ask_store(from, shard, &command, reply_by)
+            }
             Due::InsertTimedOut(flight, table) => {
                 if self.flights.remove(&flight).is_some() {
                     self.answer_insert(flight, table, doubt("timed out"));
@@ -459,7 +527,10 @@ impl World {
                 if client.is_none_or(|client| client == current) {
                     match asker {
                         Asker::Shard(shard) => {
-                            let conflict = matches!(&reply, ledger::Reply::Written { outcome: WriteOutcome::Conflict, .. });
+                            let conflict = matches!(
+                                &reply,
+                                ledger::Reply::Written { outcome: WriteOutcome::Conflict, .. }
+                            );
                             owner.slots[shard.0 as usize].conflicted |= conflict;
                             self.hand(process, shard, Event::Ledger(reply));
                         }
@@ -613,7 +684,10 @@ impl World {
             self.put_local(due, process, start, Local::Wake(shard));
         }
         if spins {
-            self.check(violated(lands::NAME, format!("p{process} s{shard} wakes again and again, to no end")));
+            self.check(violated(
+                lands::NAME,
+                format!("p{process} s{shard} wakes again and again, to no end"),
+            ));
         }
     }
 
@@ -626,8 +700,8 @@ impl World {
         let (phase, epoch, accepted) = (status.phase, status.epoch, status.accepted);
         let owns = status.pin.is_some() && phase != "taking over";
         // What an earlier tenure left open can only be finished with rows from the stream.
-        let waits = self.intents.current(shard).is_some_and(|record| self.intents.has_inherited(shard, record));
-        let troubled = !status.troubles.is_empty() || status.ledger_trouble.is_some() || waits;
+        let inherited = self.intents.inherited_rows(shard);
+        let troubled = !status.troubles.is_empty() || status.ledger_trouble.is_some() || inherited > 0;
         let pin = status.pin.filter(|pin| slot.pin.as_ref() != Some(pin)).cloned();
         let share = status.share;
         let mut checks = Vec::new();
@@ -643,7 +717,7 @@ impl World {
                 && owns
                 && pull.max_bytes != Some(1)
             {
-                checks.push(slot.budget.pulled(pull, share, held, self.largest));
+                checks.push(slot.budget.pulled(pull, share, held, self.largest, inherited));
                 if pull.max_bytes.is_none() {
                     self.marks.hit(Mark::LargeRowAlone);
                 }
@@ -709,7 +783,8 @@ impl World {
         }
         if let Notice::BatchStored { batch, attempts, .. } = &notice {
             let record = self.intents.current(shard);
-            let inherited = record.is_some_and(|record| self.intents.is_inherited(shard, record, batch.first));
+            let inherited =
+                record.is_some_and(|record| self.intents.is_inherited(shard, record, batch.first));
             if inherited {
                 self.marks.hit(if *attempts == 0 { Mark::InheritedComplete } else { Mark::InheritedSent });
             }
@@ -800,7 +875,12 @@ impl World {
                         let failure = Failure::new(FailureClass::Unavailable, "not connected");
                         let (attempt, end) = (pull.attempt, PullEnd::Failed(failure));
                         let at = self.now + Duration::from_micros(50);
-                        self.put_local(at, process, client.start, Local::Ended { client, shard, attempt, end });
+                        self.put_local(
+                            at,
+                            process,
+                            client.start,
+                            Local::Ended { client, shard, attempt, end },
+                        );
                     }
                     return;
                 }
@@ -863,7 +943,13 @@ impl World {
         }
     }
 
-    fn answer_stream(&mut self, to: Client, shard: ShardId, reply: delivery::Reply, reply_by: Option<Duration>) {
+    fn answer_stream(
+        &mut self,
+        to: Client,
+        shard: ShardId,
+        reply: delivery::Reply,
+        reply_by: Option<Duration>,
+    ) {
         let unanswered = match &reply {
             delivery::Reply::Reset { attempt, .. } => {
                 delivery::Reply::Reset { attempt: *attempt, outcome: Err(unanswered()) }
@@ -886,8 +972,15 @@ impl World {
         }
     }
 
-    fn at_stream(&mut self, from: Client, shard: ShardId, command: delivery::Command, reply_by: Option<Duration>) {
-        let unanswered = unanswered_stream(&command).map(|reply| Local::Delivery { client: None, shard, reply });
+    fn at_stream(
+        &mut self,
+        from: Client,
+        shard: ShardId,
+        command: delivery::Command,
+        reply_by: Option<Duration>,
+    ) {
+        let unanswered =
+            unanswered_stream(&command).map(|reply| Local::Delivery { client: None, shard, reply });
         if !self.broker_up {
             self.no_answer(from, reply_by, unanswered);
             return;
@@ -902,7 +995,11 @@ impl World {
                 return;
             }
             delivery::Command::Reset { from: seq, .. } => {
-                self.note(Happening::Asked { process: from.process, shard: shard.0, what: format!("resets to {seq}") });
+                self.note(Happening::Asked {
+                    process: from.process,
+                    shard: shard.0,
+                    what: format!("resets to {seq}"),
+                });
                 if reply_by.is_none() {
                     self.marks.hit(Mark::LateReset);
                 }
@@ -911,13 +1008,19 @@ impl World {
                 }
             }
             delivery::Command::Unpin { attempt } => {
-                self.note(Happening::Asked { process: from.process, shard: shard.0, what: "unpins".to_owned() });
-                let other = self.stream.holder(shard).is_some_and(|(holder, _)| holder.process != from.process);
+                self.note(Happening::Asked {
+                    process: from.process,
+                    shard: shard.0,
+                    what: "unpins".to_owned(),
+                });
+                let other =
+                    self.stream.holder(shard).is_some_and(|(holder, _)| holder.process != from.process);
                 if other {
                     self.marks.hit(Mark::UnpinRaced);
                 }
                 if other && self.blind_unpins.contains(&(from.process, from.start, shard, *attempt)) {
-                    let how = format!("p{} took another's pin of {shard} without having looked", from.process);
+                    let how =
+                        format!("p{} took another's pin of {shard} without having looked", from.process);
                     self.check(violated(pin::NAME, how));
                 }
             }
@@ -964,7 +1067,12 @@ impl World {
                         continue;
                     }
                     let at = self.inwards(to.process, true);
-                    self.put_local(at, to.process, to.start, Local::Ended { client: to, shard, attempt, end });
+                    self.put_local(
+                        at,
+                        to.process,
+                        to.start,
+                        Local::Ended { client: to, shard, attempt, end },
+                    );
                 }
             }
         }
@@ -995,7 +1103,11 @@ impl World {
         }
         // What was sent in one go may arrive in pieces.
         while !rows.is_empty() {
-            let piece = if self.chance.permille(100) { self.chance.between(1, rows.len() as u64) } else { rows.len() as u64 };
+            let piece = if self.chance.permille(100) {
+                self.chance.between(1, rows.len() as u64)
+            } else {
+                rows.len() as u64
+            };
             let piece = usize::try_from(piece).unwrap_or(1);
             let rest = rows.split_off(piece);
             let at = self.inwards(to.process, true);
@@ -1021,7 +1133,8 @@ impl World {
             verdict,
         };
         let (table, bad) = (plan.table, plan.bad);
-        let stored_at = Timestamp(1_700_000_000_000_000_000 + i64::try_from(self.now.as_nanos()).unwrap_or(0) + 1);
+        let stored_at =
+            Timestamp(1_700_000_000_000_000_000 + i64::try_from(self.now.as_nanos()).unwrap_or(0) + 1);
         let seq = self.stream.last().seq.next();
         let created = self.stream.created();
         self.truth.published(Fact { number, table, shard, created, seq, bad, landed: 0, gone: false });
@@ -1052,7 +1165,8 @@ impl World {
             self.marks.hit(Mark::Trimmed);
             let created = self.stream.created();
             let intents = &self.intents;
-            let checked = trimmed::removed(&self.truth, created, &removed, |shard| intents.current(ShardId(shard)));
+            let checked =
+                trimmed::removed(&self.truth, created, &removed, |shard| intents.current(ShardId(shard)));
             self.check(checked);
             let seqs = removed.iter().map(|seq| seq.0).collect();
             self.note(Happening::Removed { why: "a trim", seqs });
@@ -1067,16 +1181,26 @@ impl World {
         let reply = unanswered_ledger(&command);
         let unanswered = Local::Ledger { client: None, asker, reply };
         if let Some((at, reply_by)) = self.request(client, unanswered) {
-            if matches!(command, ledger::Command::Write { .. }) && self.chance.permille(self.rates.write_twice) {
+            if matches!(command, ledger::Command::Write { .. })
+                && self.chance.permille(self.rates.write_twice)
+            {
                 let again = at + self.chance.millis(0, 6_000);
                 let command = command.clone();
-                self.agenda.put(again, Due::AtLedger { from: client, asker, command, reply_by: None, again: true });
+                self.agenda
+                    .put(again, Due::AtLedger { from: client, asker, command, reply_by: None, again: true });
             }
             self.agenda.put(at, Due::AtLedger { from: client, asker, command, reply_by, again: false });
         }
     }
 
-    fn at_ledger(&mut self, from: Client, asker: Asker, command: &ledger::Command, reply_by: Option<Duration>, again: bool) {
+    fn at_ledger(
+        &mut self,
+        from: Client,
+        asker: Asker,
+        command: &ledger::Command,
+        reply_by: Option<Duration>,
+        again: bool,
+    ) {
         if !self.broker_up {
             let reply = unanswered_ledger(command);
             self.no_answer(from, reply_by, Some(Local::Ledger { client: None, asker, reply }));
@@ -1085,14 +1209,17 @@ impl World {
         if again {
             self.marks.hit(Mark::WriteTwice);
         }
-        let refuses = matches!(command, ledger::Command::Write { .. }) && self.chance.permille(self.rates.write_refused);
+        let refuses = matches!(command, ledger::Command::Write { .. })
+            && self.chance.permille(self.rates.write_refused);
         let reply = if refuses && let ledger::Command::Write { attempt, .. } = command {
             let failure = Failure::new(FailureClass::Unavailable, "no quorum");
             ledger::Reply::Written { attempt: *attempt, outcome: WriteOutcome::Refused(failure) }
         } else {
             self.bucket.handle(command)
         };
-        if let (ledger::Command::Write { shard, record, .. }, ledger::Reply::Written { outcome, .. }) = (command, &reply) {
+        if let (ledger::Command::Write { shard, record, .. }, ledger::Reply::Written { outcome, .. }) =
+            (command, &reply)
+        {
             match outcome {
                 WriteOutcome::Stored(revision) => {
                     if reply_by.is_none() && !again {
@@ -1134,12 +1261,21 @@ impl World {
     }
 
     fn conflicted(&mut self, from: Client, shard: ShardId, bytes: &[u8]) {
-        self.note(Happening::Ledger { shard: shard.0, process: from.process, stored: None, open: Vec::new() });
+        self.note(Happening::Ledger {
+            shard: shard.0,
+            process: from.process,
+            stored: None,
+            open: Vec::new(),
+        });
         let Ok(record) = Record::decode(bytes) else { return };
         let Some(current) = self.intents.current(shard) else { return };
         if (current.writer, current.epoch) == (record.writer, record.epoch) {
             self.marks.hit(Mark::OwnWriteAdopted);
-        } else if self.processes[from.process as usize].slots.get(shard.0 as usize).is_some_and(|slot| slot.phase == "taking over") {
+        } else if self.processes[from.process as usize]
+            .slots
+            .get(shard.0 as usize)
+            .is_some_and(|slot| slot.phase == "taking over")
+        {
             self.marks.hit(Mark::FenceConflict);
         }
     }
@@ -1166,8 +1302,15 @@ impl World {
             }
             command => {
                 let reply_by = self.now + Scenario::INSERT_TIMEOUT;
-                if owner.store_cut > self.now || !self.store_up || self.chance.permille(self.rates.question_failed) {
-                    let at = if self.chance.permille(500) { reply_by } else { self.now + Duration::from_millis(1) };
+                if owner.store_cut > self.now
+                    || !self.store_up
+                    || self.chance.permille(self.rates.question_failed)
+                {
+                    let at = if self.chance.permille(500) {
+                        reply_by
+                    } else {
+                        self.now + Duration::from_millis(1)
+                    };
                     if let Some(reply) = unanswered_store(&command) {
                         self.put_local(at, process, client.start, Local::Store { shard, reply });
                     }
@@ -1180,7 +1323,8 @@ impl World {
     }
 
     fn ask_store(&mut self, from: Client, shard: ShardId, command: &store::Command, reply_by: Duration) {
-        let reply = if self.store_up { self.store.answer(self.now, command) } else { unanswered_store(command) };
+        let reply =
+            if self.store_up { self.store.answer(self.now, command) } else { unanswered_store(command) };
         let (Some(reply), Some(unanswered)) = (reply, unanswered_store(command)) else { return };
         let late = self.chance.permille(self.rates.answer_late);
         let mut at = self.now + self.latency();
@@ -1305,7 +1449,8 @@ impl World {
                 let counted = once::landed(&mut self.truth, table, level, insert.created, rows);
                 self.check(counted);
                 if let Some(bounds) = intent::bounds(&insert.token) {
-                    let ordered = self.order.landed(&mut self.truth, table, insert.created, bounds.last, rows);
+                    let ordered =
+                        self.order.landed(&mut self.truth, table, insert.created, bounds.last, rows);
                     self.check(ordered);
                 }
             }
@@ -1398,13 +1543,18 @@ impl World {
                 let gone: Vec<Seq> = here.into_iter().skip(at.saturating_sub(back)).take(rows).collect();
                 self.stream.remove(&gone);
                 self.truth.removed(self.stream.created(), &gone);
-                self.note(Happening::Removed { why: "somebody", seqs: gone.iter().map(|seq| seq.0).collect() });
+                self.note(Happening::Removed {
+                    why: "somebody",
+                    seqs: gone.iter().map(|seq| seq.0).collect(),
+                });
             }
             Fault::StoreKilled { down, burns } => {
                 self.store_up = false;
                 let running: Vec<Insert> = self.store.running().cloned().collect();
-                let burns: Vec<bool> =
-                    running.iter().map(|insert| self.chance.permille(burns) && self.may_burn(insert)).collect();
+                let burns: Vec<bool> = running
+                    .iter()
+                    .map(|insert| self.chance.permille(burns) && self.may_burn(insert))
+                    .collect();
                 self.store.kill(self.now, &burns);
                 self.serve_store();
                 let at = self.now + down;
@@ -1666,7 +1816,12 @@ impl World {
                     status.troubles.iter().map(|(table, trouble)| format!("{table}: {trouble}")).collect();
                 text += &format!(
                     "p{} s{shard} is {}, floor {}, accepted {}, held {}, troubles [{}]; ",
-                    owner.id, status.phase, status.floor, status.accepted, status.held_rows, troubles.join(", ")
+                    owner.id,
+                    status.phase,
+                    status.floor,
+                    status.accepted,
+                    status.held_rows,
+                    troubles.join(", ")
                 );
             }
         }
@@ -1714,11 +1869,9 @@ fn unanswered_ledger(command: &ledger::Command) -> ledger::Reply {
 fn unanswered_store(command: &store::Command) -> Option<store::Reply> {
     let refusal = || Refusal { code: None, message: "no answer".to_owned() };
     match command {
-        store::Command::ReadBack { attempt, table, .. } => Some(store::Reply::ReadBack {
-            attempt: *attempt,
-            table: table.clone(),
-            outcome: Err(refusal()),
-        }),
+        store::Command::ReadBack { attempt, table, .. } => {
+            Some(store::Reply::ReadBack { attempt: *attempt, table: table.clone(), outcome: Err(refusal()) })
+        }
         store::Command::Describe { attempt, table, .. } => Some(store::Reply::Described {
             attempt: *attempt,
             table: table.clone(),

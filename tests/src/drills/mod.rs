@@ -21,6 +21,9 @@ pub struct Outcome {
     pub figures: Figures,
 }
 
+/// Does a drill so many times; tells a line now and then.
+pub type Run = fn(u32, &mut dyn FnMut(&str)) -> Result<Outcome>;
+
 /// A drill.
 #[derive(Debug)]
 pub struct Drill {
@@ -30,8 +33,8 @@ pub struct Drill {
     pub about: &'static str,
     /// How often it is done unless told otherwise.
     pub rounds: u32,
-    /// Does it; tells a line now and then.
-    pub run: fn(u32, &mut dyn FnMut(&str)) -> Result<Outcome>,
+    /// Does it.
+    pub run: Run,
 }
 
 /// All of them.

@@ -28,10 +28,11 @@ pub(super) fn run(rounds: u32, tell: &mut dyn FnMut(&str)) -> Result<Outcome> {
     let began = Instant::now();
     for round in 1..=rounds {
         let mut rig = Rig::start(Options::default().set("batch.max_age", "200ms"))?;
-        let mut daemon = rig.daemon("holdfast").start()?;
+        let mut daemon = rig.ready_daemon("holdfast")?;
         let mut publishing = rig.publish(0, ROWS, 256, Some(RATE))?;
         let load = Duration::from_secs(ROWS / RATE);
-        let mut plan = [[Victim::Daemon; 10].as_slice(), &[Victim::Nats; 3], &[Victim::ClickHouse; 3]].concat();
+        let mut plan =
+            [[Victim::Daemon; 10].as_slice(), &[Victim::Nats; 3], &[Victim::ClickHouse; 3]].concat();
         let mut random = rand::rng();
         plan.shuffle(&mut random);
         let mut moments: Vec<Duration> = plan.iter().map(|_| load.mul_f64(random.random())).collect();

@@ -9,6 +9,7 @@ use holdfast_core::time::Timestamp;
 use super::Store;
 use crate::error::Failure;
 use crate::identifier::{literal, quote, quote_table};
+use crate::settings;
 
 /// The rows of one stream in a table, by their sequence.
 pub struct Stored(RowCursor<(u64, u64)>);
@@ -26,7 +27,7 @@ impl Stored {
 impl Store {
     fn table_sql(&self, table: &TableName) -> Result<(Target, String), Refusal> {
         let (database, name) = self.0.checked.target(table);
-        let quoted = quote_table(&database, &name)
+        let quoted = quote_table(database, name)
             .map_err(|error| Refusal { code: None, message: error.to_string() })?;
         let level = holdfast_core::ports::store::Level::AtLeastOnce;
         Ok((Target { database: database.into(), table: name.into(), level }, quoted))
@@ -36,8 +37,11 @@ impl Store {
     where
         T: clickhouse::RowOwned + clickhouse::RowRead,
     {
-        let query = self.0.client.query_raw(sql).with_setting("query_id", self.0.query_id());
-        query.fetch_one::<T>().await.map_err(|error| Failure::from(error).refusal)
+        let known = self.0.known().await.map_err(|failure| failure.refusal)?;
+        let limit = self.0.checked.config.insert_timeout;
+        let rows = self.0.rows::<T>(sql, settings::for_read_back(&known, limit), limit).await;
+        let first = rows.map_err(|failure| failure.refusal)?.into_iter().next();
+        first.ok_or_else(|| Refusal { code: None, message: "an empty answer".to_owned() })
     }
 
     /// How many rows `table` has, of whatever origin.
@@ -63,7 +67,12 @@ impl Store {
             "SELECT toUInt64({seq}) AS s, count() AS c FROM {quoted} WHERE {stream} = {} GROUP BY s ORDER BY s",
             created.0
         );
-        let query = self.0.client.query_raw(&sql).with_setting("query_id", self.0.query_id());
+        let known = self.0.known().await.map_err(|failure| failure.refusal)?;
+        let mut query = self.0.client.query_raw(&sql).with_setting("query_id", self.0.query_id());
+        // As long as it takes: tables can be large. The socket's own limit bounds a silence.
+        for (name, value) in settings::for_read_back(&known, std::time::Duration::from_hours(24)) {
+            query = query.with_setting(name, value);
+        }
         query.fetch::<(u64, u64)>().map(Stored).map_err(|error| Failure::from(error).refusal)
     }
 

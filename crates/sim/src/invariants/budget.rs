@@ -1,5 +1,5 @@
 //! Invariant 4: held rows and bytes stay within the share and the stated overshoot: no row, and bytes by at
-//! most one row.
+//! most one row; and by the rows of batches that an earlier owner left open, which must be had whole.
 
 use holdfast_core::budget::Share;
 use holdfast_core::ports::delivery::Pull;
@@ -16,14 +16,22 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// A pull for rows is sent while `held` rows and bytes are held.
-    pub(crate) fn pulled(&mut self, pull: &Pull, share: Share, held: (u64, u64), largest: u64) -> Checked {
+    /// A pull for rows is sent while `held` rows and bytes are held; `inherited` rows belong to open batches of
+    /// earlier owners.
+    pub(crate) fn pulled(
+        &mut self,
+        pull: &Pull,
+        share: Share,
+        held: (u64, u64),
+        largest: u64,
+        inherited: u64,
+    ) -> Checked {
         // What a smaller share finds already held stays; from here on nothing may be added to it.
-        self.rows = share.rows.max(held.0).max(1);
-        self.bytes = (share.bytes + largest).max(held.1).max(largest);
+        self.rows = (share.rows + inherited).max(held.0).max(1);
+        self.bytes = (share.bytes + largest + inherited * largest).max(held.1).max(largest);
         let batch = u64::from(pull.batch);
         let alone = batch == 1 && held.0 == 0;
-        if held.0 + batch > share.rows && !alone {
+        if held.0 + batch > share.rows + inherited && !alone {
             let how = format!("{batch} rows were asked for with {} held of {}", held.0, share.rows);
             return violated(NAME, how);
         }

@@ -33,7 +33,10 @@ impl Handover {
     /// The shard halts, having accepted this far.
     pub(crate) fn halting(&self, accepted: Seq) -> Checked {
         if accepted > self.accepted {
-            let how = format!("rows up to {accepted} were taken, {} was the last one before the halt", self.accepted);
+            let how = format!(
+                "rows up to {accepted} were taken, {} was the last one before the halt",
+                self.accepted
+            );
             return violated(NAME, how);
         }
         Ok(())
@@ -42,7 +45,10 @@ impl Handover {
     /// Its writing is over, with this many rows held.
     pub(crate) fn released(&self, now: Duration, held: u64, troubled: bool) -> Checked {
         if held > 0 && !troubled && now + Duration::from_millis(1) < self.deadline {
-            return violated(NAME, format!("{held} rows were given up although there was time to write them"));
+            return violated(
+                NAME,
+                format!("{held} rows were given up although there was time to write them"),
+            );
         }
         Ok(())
     }

@@ -72,10 +72,12 @@ impl Intents {
         opened.is_some_and(|epoch| *epoch != record.epoch)
     }
 
-    /// Whether any batch that is open in this record was opened in another epoch.
-    pub(crate) fn has_inherited(&self, shard: ShardId, record: &Record) -> bool {
-        let mut open = record.lanes.values().filter_map(|lane| lane.open.as_ref());
-        open.any(|open| self.is_inherited(shard, record, open.batch.first))
+    /// Rows of batches that are open in the stored record and were opened in another epoch.
+    pub(crate) fn inherited_rows(&self, shard: ShardId) -> u64 {
+        let Some(record) = self.current(shard) else { return 0 };
+        let open = record.lanes.values().filter_map(|lane| lane.open.as_ref());
+        let inherited = open.filter(|open| self.is_inherited(shard, record, open.batch.first));
+        inherited.map(|open| u64::from(open.batch.rows)).sum()
     }
 
     /// An insert leaves the process start `session`, whose tenure has `epoch`.
@@ -103,12 +105,18 @@ impl Intents {
         };
         let history = self.noted.get(&insert.shard).map_or(&[][..], Vec::as_slice);
         let Some(noted) = history.iter().rev().find(|noted| stands(&noted.record)) else {
-            return violated(NAME, format!("{} was sent, and no record of its tenure opens it", insert.token.0));
+            return violated(
+                NAME,
+                format!("{} was sent, and no record of its tenure opens it", insert.token.0),
+            );
         };
         match noted.until {
             Some(until) if now > until + stale => {
                 let age = now.saturating_sub(until).as_millis();
-                violated(NAME, format!("{} was sent {age} ms after the record stopped saying so", insert.token.0))
+                violated(
+                    NAME,
+                    format!("{} was sent {age} ms after the record stopped saying so", insert.token.0),
+                )
             }
             _ => Ok(()),
         }

@@ -32,7 +32,10 @@ pub(crate) fn landed(
             return violated(STRAY, format!("row {} was never published", row.seq));
         };
         if (fact.table, fact.created, fact.seq) != (table, created, row.seq) {
-            return violated(STRAY, format!("row {} of t{} was written as {} to t{table}", fact.seq, fact.table, row.seq));
+            return violated(
+                STRAY,
+                format!("row {} of t{} was written as {} to t{table}", fact.seq, fact.table, row.seq),
+            );
         }
         if fact.bad {
             return violated(STRAY, format!("row {} can never be a row, and was inserted", row.seq));
@@ -52,15 +55,22 @@ pub(crate) fn recorded(truth: &Truth, shard: u32, before: Option<&Record>, recor
     let lost = |fact: &&Fact| fact.shard == shard && !fact.is_done();
     let created = record.stream_created;
     if let Some(fact) = truth.range(created, floor_before.next()..=record.floor).find(lost) {
-        let how = format!("the floor of s{shard} is {}, row {} of t{} is nowhere", record.floor, fact.seq, fact.table);
+        let how = format!(
+            "the floor of s{shard} is {}, row {} of t{} is nowhere",
+            record.floor, fact.seq, fact.table
+        );
         return violated(LOSS, how);
     }
     for (table, lane) in &record.lanes {
-        let done_before = before.and_then(|before| before.lanes.get(table)).map_or(floor_before, |lane| lane.done);
+        let done_before =
+            before.and_then(|before| before.lanes.get(table)).map_or(floor_before, |lane| lane.done);
         let index = crate::world::table_index(table);
         let mut newly = truth.range(created, done_before.next()..=lane.done);
         if let Some(fact) = newly.find(|fact| fact.table == index && lost(fact)) {
-            return violated(LOSS, format!("t{index} is done up to {}, row {} is nowhere", lane.done, fact.seq));
+            return violated(
+                LOSS,
+                format!("t{index} is done up to {}, row {} is nowhere", lane.done, fact.seq),
+            );
         }
     }
     Ok(())

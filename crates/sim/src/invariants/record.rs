@@ -20,7 +20,10 @@ pub(crate) fn stored(before: Option<&Record>, record: &Record, session: Option<S
         return violated(NAME, back);
     }
     if record.epoch < before.epoch || (record.epoch == before.epoch && record.writer != before.writer) {
-        return violated(NAME, format!("epoch {} of {:?} follows epoch {}", record.epoch, record.writer, before.epoch));
+        return violated(
+            NAME,
+            format!("epoch {} of {:?} follows epoch {}", record.epoch, record.writer, before.epoch),
+        );
     }
     Ok(())
 }

@@ -21,7 +21,8 @@ pub(crate) fn removed<'a>(
         let Some(fact) = truth.at(created, *seq) else { continue };
         let done = record(fact.shard).is_some_and(|record| {
             let lane = record.lanes.get(&table_name(fact.table));
-            record.stream_created == created && *seq <= lane.map_or(record.floor, |lane| lane.done.max(record.floor))
+            record.stream_created == created
+                && *seq <= lane.map_or(record.floor, |lane| lane.done.max(record.floor))
         });
         if !done {
             return violated(NAME, format!("row {seq} of t{} was trimmed before it was done", fact.table));
