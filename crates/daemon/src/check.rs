@@ -81,7 +81,7 @@ fn print(report: &Report) -> Result<(), Exit> {
     output::table(["SEVERITY", "OBJECT", "FIELD", "PROBLEM", "FIX"], rows)
 }
 
-fn required(object: &str, problem: impl ToString, fix: &str) -> Finding {
+fn required(object: &str, problem: impl std::fmt::Display, fix: &str) -> Finding {
     Finding {
         severity: Severity::Required,
         object: object.to_owned(),

@@ -25,7 +25,7 @@ pub struct Cli {
     /// Where the configuration comes from.
     #[command(flatten)]
     pub source: ConfigSource,
-    /// How log lines are written; what is logged is chosen with RUST_LOG.
+    /// How log lines are written; what is logged is chosen with `RUST_LOG`.
     #[arg(long, global = true, value_enum, default_value_t, help_heading = "Logging")]
     pub log_format: LogFormat,
     /// What to do.

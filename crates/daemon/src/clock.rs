@@ -25,7 +25,7 @@ impl Clock {
     #[must_use]
     pub fn to_tokio(&self, instant: Instant) -> tokio::time::Instant {
         // A deadline too far away for the clock is as good as a day from now: the driver looks again then.
-        let day = std::time::Duration::from_secs(24 * 60 * 60);
+        let day = std::time::Duration::from_hours(24);
         let ahead = instant.since(self.now()).min(day);
         tokio::time::Instant::now() + ahead
     }

@@ -240,7 +240,7 @@ impl Default for Limits {
             inserts_in_flight: 8,
             max_row: Size(1 << 20),
             shutdown: Span(Duration::from_secs(25)),
-            handover: Span(Duration::from_secs(60)),
+            handover: Span(Duration::from_mins(1)),
         }
     }
 }
@@ -274,7 +274,7 @@ impl Default for ClickHouse {
             password: String::new(),
             password_file: None,
             compression: "lz4".into(),
-            insert_timeout: Span(Duration::from_secs(120)),
+            insert_timeout: Span(Duration::from_mins(2)),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use holdfast_nats::publish::{Options, Publisher, Receipt};
-use holdfast_nats::{Connection, stream};
+use holdfast_nats::stream;
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::exit::Exit;
 use crate::output;
 use crate::receipt;
+use crate::run::connect;
 
 #[derive(Debug, Serialize)]
 struct Summary {
@@ -35,7 +36,7 @@ pub async fn publish(config: &Config, options: &Publish) -> Result<(), Exit> {
         return Err(Exit::usage("--table: several tables go with --generate only"));
     }
     let topology = config.topology()?;
-    let connection = Connection::open(&config.nats()?).await.map_err(Exit::error)?;
+    let connection = connect(config).await?;
     let created = stream::look(&connection, &topology.stream).await.map_err(Exit::error)?.created;
     let receipt = match &options.receipt {
         Some(path) => Some(receipt::Writer::open(path, &topology.stream, created)?),

@@ -14,6 +14,7 @@ use holdfast_core::row::ShardId;
 use holdfast_core::shard::{self, Shard};
 use holdfast_core::trim;
 use holdfast_nats::Connection;
+use holdfast_nats::connect::ConnectError;
 use holdfast_nats::delivery::{Delivery, Screen};
 use holdfast_nats::ledger::Ledger;
 use holdfast_nats::retention::Retention;
@@ -141,12 +142,23 @@ struct Running {
     shards: Shards,
 }
 
+/// Connects to NATS.
+///
+/// # Errors
+/// Code 2 for what the configuration says and cannot be, 1 for a server that cannot be reached.
+pub(crate) async fn connect(config: &Config) -> Result<Connection, Exit> {
+    Connection::open(&config.nats()?).await.map_err(|error| match error {
+        ConnectError::Address { .. } | ConnectError::CredentialsFile { .. } => Exit::usage(error),
+        _ => Exit::error(error),
+    })
+}
+
 /// Connects, looks whether everything is there, and claims every shard.
 async fn start(config: &Config) -> Result<Running, Exit> {
     let topology = config.topology()?;
     let start = config.start()?;
     let clock = Clock::start();
-    let connect = async || Connection::open(&config.nats()?).await.map_err(Exit::error);
+    let connect = async || connect(config).await;
     // Two connections: a flood of rows must not hold up the answers that writing waits for.
     let control = connect().await?;
     let rows = connect().await?;

@@ -1,12 +1,12 @@
 //! `holdfast topology`: print or create what Holdfast needs on the NATS server.
 
-use holdfast_nats::Connection;
 use holdfast_nats::topology::Resharding;
 
 use crate::cli::{TopologyCommand, TopologyFormat};
 use crate::config::Config;
 use crate::exit::Exit;
 use crate::output;
+use crate::run::connect;
 
 /// Prints or applies the topology.
 ///
@@ -18,7 +18,7 @@ pub async fn topology(config: &Config, command: &TopologyCommand) -> Result<(), 
         TopologyCommand::Print { permissions: true, .. } => output::json(&topology.permissions()),
         TopologyCommand::Print { format: TopologyFormat::Json, .. } => output::json(&topology.document()),
         TopologyCommand::Apply { allow_resharding, json } => {
-            let connection = Connection::open(&config.nats()?).await.map_err(Exit::error)?;
+            let connection = connect(config).await?;
             let resharding = if *allow_resharding { Resharding::Allow } else { Resharding::Refuse };
             let done = topology.apply(&connection, resharding).await.map_err(Exit::error)?;
             if json.json {

@@ -11,7 +11,7 @@ use holdfast_core::record::Record;
 use holdfast_core::row::{ShardId, TableName};
 use holdfast_core::time::Timestamp;
 use holdfast_nats::ledger::Ledger;
-use holdfast_nats::{Connection, stream, subject};
+use holdfast_nats::{stream, subject};
 use serde::Serialize;
 
 use crate::cli::Verify;
@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::exit::Exit;
 use crate::output;
 use crate::receipt;
+use crate::run::connect;
 
 /// What was found of a table.
 #[derive(Debug, Default, Serialize)]
@@ -115,7 +116,7 @@ fn print(verdict: &Verdict) -> Result<(), Exit> {
 /// What the stream still holds of a table, as far as the ledger says that it is written.
 async fn still_held(config: &Config, table: &TableName) -> Result<Expected, Exit> {
     let topology = config.topology()?;
-    let connection = Connection::open(&config.nats()?).await.map_err(Exit::error)?;
+    let connection = connect(config).await?;
     let ledger = Ledger::new(connection.clone(), topology.bucket.clone(), topology.stream.clone());
     let created = stream::look(&connection, &topology.stream).await.map_err(Exit::error)?.created;
     // The record first: what it calls done cannot become undone by what is read after it.

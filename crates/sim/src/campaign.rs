@@ -67,7 +67,7 @@ pub struct Report {
 /// The name under which a run that did not repeat itself is reported.
 const DETERMINISM: &str = "determinism";
 /// The name under which a panic of the core is reported.
-const PANIC: &str = "panic";
+pub(crate) const PANIC: &str = "panic";
 
 /// Runs one scenario; a panic inside is a violation like any other.
 pub(crate) fn run(scenario: &Scenario, keeps_trace: bool, checks_core: bool) -> Outcome {

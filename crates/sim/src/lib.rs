@@ -14,6 +14,8 @@ mod fault;
 mod invariants;
 pub mod jetstream;
 mod marks;
+#[cfg(feature = "mutants")]
+mod mutants;
 mod process;
 mod scenario;
 mod trace;
@@ -23,5 +25,7 @@ mod world;
 pub use campaign::{Failing, Options, Report, Trace, campaign, replay};
 pub use invariants::{NAMES as INVARIANTS, Violation};
 pub use marks::{Mark, Marks};
+#[cfg(feature = "mutants")]
+pub use mutants::{Mutant, mutants, names as mutant_names};
 pub use scenario::Profile;
 pub use trace::Happening;

@@ -301,7 +301,7 @@ fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Du
     let shard = chance.between32(0, scenario.shards - 1);
     let catastrophe = match chance.below(20) {
         0 | 1 => Some(Fault::StreamAnew),
-        2 => Some(Fault::TailLost {
+        2 | 6 => Some(Fault::TailLost {
             down: chance.millis(50, 2_000),
             rows: usize::try_from(chance.between(1, 30)).unwrap_or(1),
         }),

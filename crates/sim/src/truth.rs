@@ -14,6 +14,7 @@ pub(crate) struct Fact {
     pub(crate) shard: u32,
     pub(crate) created: Timestamp,
     pub(crate) seq: Seq,
+    pub(crate) stored_at: Timestamp,
     /// It can never be inserted.
     pub(crate) bad: bool,
     /// How often it is in its table.

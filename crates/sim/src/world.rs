@@ -826,7 +826,7 @@ impl World {
                 let checked = self.causes.failed(shard.0, failure);
                 self.check(checked);
             }
-            Report::Owned | Report::Lost => {}
+            Report::Ready | Report::Owned | Report::Lost => {}
         }
         self.note(Happening::Reported { process, shard: shard.0, report: Box::new(report) });
         let owner = &self.processes[process as usize];
@@ -1137,7 +1137,17 @@ impl World {
             Timestamp(1_700_000_000_000_000_000 + i64::try_from(self.now.as_nanos()).unwrap_or(0) + 1);
         let seq = self.stream.last().seq.next();
         let created = self.stream.created();
-        self.truth.published(Fact { number, table, shard, created, seq, bad, landed: 0, gone: false });
+        self.truth.published(Fact {
+            number,
+            table,
+            shard,
+            created,
+            seq,
+            stored_at,
+            bad,
+            landed: 0,
+            gone: false,
+        });
         self.note(Happening::Published { row: number, table, shard, seq: seq.0 });
         self.stream.publish(self.now, message, stored_at);
         self.serve_stream();
@@ -1254,7 +1264,7 @@ impl World {
         let session = self.sessions.get(&(from.process, from.start)).copied();
         let before = self.intents.current(shard);
         let kept = record::stored(before, &record, session);
-        let complete = once::recorded(&self.truth, shard.0, before, &record);
+        let complete = once::recorded(&self.truth, shard.0, before, &record, self.causes.tail_lost);
         self.check(kept);
         self.check(complete);
         self.intents.stored(self.now, shard, record);

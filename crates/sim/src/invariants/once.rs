@@ -49,9 +49,23 @@ pub(crate) fn landed(
 }
 
 /// What a record newly calls done must be there.
-pub(crate) fn recorded(truth: &Truth, shard: u32, before: Option<&Record>, record: &Record) -> Checked {
+pub(crate) fn recorded(
+    truth: &Truth,
+    shard: u32,
+    before: Option<&Record>,
+    record: &Record,
+    tail_lost: bool,
+) -> Checked {
     let before = before.filter(|before| before.stream_created == record.stream_created);
     let floor_before = before.map_or(Seq::ZERO, |before| before.floor);
+    // Written by an owner that does not know yet that the stream lost its tail: every later look finds that the
+    // highest row is another one, and stops the shard. What was dropped then shows at the end.
+    let other = truth.at(record.stream_created, record.high.seq).is_some_and(|fact| {
+        fact.gone || (record.high.stored_at != Timestamp(0) && fact.stored_at != record.high.stored_at)
+    });
+    if tail_lost && other {
+        return Ok(());
+    }
     let lost = |fact: &&Fact| fact.shard == shard && !fact.is_done();
     let created = record.stream_created;
     if let Some(fact) = truth.range(created, floor_before.next()..=record.floor).find(lost) {
