@@ -206,6 +206,9 @@ fn addresses(url: &str) -> Result<(Vec<ServerAddr>, String, Credentials), Connec
             None => (None, rest),
         };
         let host = host.trim_end_matches('/');
+        if host.is_empty() || host.contains(|c: char| c == '/' || c.is_whitespace()) {
+            return Err(bad("host and port cannot be read"));
+        }
         // The address without user and password: the client's debug log prints addresses whole.
         let address = format!("{scheme}://{host}");
         servers.push(address.parse().map_err(|_| bad("host and port cannot be read"))?);

@@ -45,6 +45,12 @@ pub(crate) enum Fault {
     Unpin { shard: u32 },
     /// An operator sets a consumer back.
     SetBack { shard: u32, by: u64 },
+    /// The same, and as many deliveries are lost on the way as were made since the last reset, so that the
+    /// numbers go on as if nothing had been.
+    SetBackUnseen { shard: u32, by: u64 },
+    /// The owner's connection breaks; before the server notices, a late reset arrives and as many rows as were
+    /// delivered since the last one go to nobody.
+    CutUnseen { shard: u32, lasting: Duration },
     /// The next deliveries of a shard are lost on the way.
     DeliveriesLost { shard: u32, rows: u32 },
     /// A consumer is deleted, and made again.
@@ -73,7 +79,7 @@ impl fmt::Display for Fault {
 pub(crate) struct Rates {
     /// A request to the stream's server is lost.
     pub(crate) request_lost: u32,
-    /// A request arrives seconds late.
+    /// A request arrives seconds late; resets and writes at the worst moment there is.
     pub(crate) request_late: u32,
     /// A write to the ledger arrives twice.
     pub(crate) write_twice: u32,
@@ -91,6 +97,8 @@ pub(crate) struct Rates {
     pub(crate) status_lost: u32,
     /// A message of rows loses some of them.
     pub(crate) rows_lost: u32,
+    /// What arrived waits in the process while answers overtake it.
+    pub(crate) sink_slow: u32,
     /// An insert waits long for its turn.
     pub(crate) insert_queued: u32,
     /// An insert is refused.
@@ -128,6 +136,7 @@ impl Rates {
             pull_lost: rate(15),
             status_lost: rate(15),
             rows_lost: rate(60),
+            sink_slow: rate(60),
             insert_queued: rate(150),
             insert_refused: rate(100),
             insert_cut: rate(60),

@@ -474,6 +474,30 @@ impl JetStream {
         lost
     }
 
+    /// Rows that the consumer has delivered since its last reset, the first and how many.
+    #[must_use]
+    pub fn delivered(&self, shard: ShardId) -> (Option<Seq>, usize) {
+        let delivered = &self.consumers[index(shard.0)].delivered;
+        (delivered.first().map(|seq| Seq(*seq)), delivered.len())
+    }
+
+    /// The next `rows` deliveries go where nobody hears them.
+    pub fn deliver_to_nobody(&mut self, shard: ShardId, rows: usize) {
+        let consumer = &mut self.consumers[index(shard.0)];
+        for _ in 0..rows {
+            let Some(seq) = consumer.next() else { return };
+            consumer.delivered.push(seq);
+            consumer.position = seq + 1;
+        }
+    }
+
+    /// Sets a consumer back without serving whoever waits, as if the rows that follow were already on their way.
+    pub fn set_back(&mut self, shard: ShardId, to: Seq) {
+        let consumer = &mut self.consumers[index(shard.0)];
+        consumer.position = to.0;
+        consumer.delivered.clear();
+    }
+
     /// Somebody deletes the stream and makes another of the same name, with its consumers.
     pub fn make_anew(&mut self, created: Timestamp) {
         self.created = created;

@@ -15,6 +15,7 @@ use holdfast_core::time::Instant;
 use holdfast_core::trim::{self, Trim};
 
 use crate::invariants::budget::Budget;
+use crate::invariants::doubt::Doubts;
 use crate::invariants::handover::Handover;
 use crate::jetstream::Client;
 use crate::scenario::Scenario;
@@ -43,6 +44,8 @@ pub(crate) enum Local {
         attempt: Attempt,
         end: PullEnd,
     },
+    /// What the adapter has put into the sink is handled.
+    Sunk { shard: ShardId, reply: delivery::Reply },
     /// An answer of the stream's server; one that came over a connection that has broken since is lost.
     Delivery {
         client: Option<Client>,
@@ -101,6 +104,14 @@ pub(crate) struct Slot {
     pub(crate) reused: bool,
     /// Something kept it from writing when it was last looked at.
     pub(crate) troubled: bool,
+    /// Rows held when it was last looked at.
+    pub(crate) held: u64,
+    /// Its batches in doubt.
+    pub(crate) doubts: Doubts,
+    /// When the last reset of this tenure was answered.
+    pub(crate) reset_at: Option<Duration>,
+    /// When the last of what the adapter has put into the sink is handled.
+    pub(crate) sink_until: Duration,
     /// A write of it conflicted.
     pub(crate) conflicted: bool,
     /// The last pin that it had.
@@ -202,6 +213,10 @@ impl Process {
                 lost_consumer: false,
                 reused: false,
                 troubled: false,
+                held: 0,
+                doubts: Doubts::default(),
+                reset_at: None,
+                sink_until: Duration::ZERO,
                 conflicted: false,
                 pin: None,
             })

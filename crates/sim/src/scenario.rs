@@ -244,7 +244,7 @@ fn draw_rows(chance: &mut Chance, tables: &[TablePlan], quiet_from: Duration, ho
 }
 
 fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Duration, Fault)> {
-    const KINDS: u64 = 16;
+    const KINDS: u64 = 18;
     let allowed: Vec<u64> = (0..KINDS).filter(|_| !swarm || chance.permille(500)).collect();
     let allowed = if allowed.is_empty() { vec![0, 1, 2] } else { allowed };
     let count = chance.between(5, 24);
@@ -292,6 +292,8 @@ fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Du
                 let within = chance.millis(1_000, 8_000);
                 Fault::StopAndPause { process, within, after, lasting: frozen }
             }
+            15 => Fault::SetBackUnseen { shard, by: chance.between(1, 60) },
+            16 => Fault::CutUnseen { shard, lasting: chance.millis(50, 700).min(rest) },
             _ => Fault::Crash { process, down: long },
         };
         faults.push((at, fault));

@@ -23,10 +23,12 @@ use crate::bucket::Bucket;
 use crate::chance::Chance;
 use crate::clickhouse::{ClickHouse, Fate, Part, PartOutcome, TableSpec};
 use crate::fault::{Cut, Fault, Rates};
+use crate::invariants::doubt::Doubts;
 use crate::invariants::handover::Handover;
 use crate::invariants::intent::{self, Intents};
 use crate::invariants::order::Order;
 use crate::invariants::pin::{self, Pins};
+use crate::invariants::resync::Resyncs;
 use crate::invariants::stops::Causes;
 use crate::invariants::{Checked, Violation, lands, once, record, trim as trimmed, violated};
 use crate::jetstream::{self, Client, JetStream, Message, Outgoing, PinChange};
@@ -134,8 +136,28 @@ enum Due {
         process: u32,
         start: u32,
     },
+    EndLurking,
     Quiet,
     Look,
+}
+
+/// A request that is late, and arrives when it can do the most harm.
+enum Lurking {
+    /// A reset, right behind the next reset of the shard.
+    Reset { from: Client, shard: ShardId, command: delivery::Command },
+    /// A write, right behind the next look of an heir at the record.
+    Write { from: Client, shard: ShardId, asker: Asker, command: ledger::Command },
+}
+
+impl Lurking {
+    fn due(self) -> Due {
+        match self {
+            Self::Reset { from, shard, command } => Due::AtStream { from, shard, command, reply_by: None },
+            Self::Write { from, asker, command, .. } => {
+                Due::AtLedger { from, asker, command, reply_by: None, again: false }
+            }
+        }
+    }
 }
 
 /// How a run ended.
@@ -193,6 +215,9 @@ pub(crate) struct World {
     order: Order,
     pins: Pins,
     causes: Causes,
+    resyncs: Resyncs,
+    /// Requests that wait for the worst moment to arrive.
+    lurking: Vec<Lurking>,
     largest: u64,
     quiet: bool,
     settled_at: Option<Duration>,
@@ -244,6 +269,8 @@ impl World {
             order: Order::default(),
             pins: Pins::default(),
             causes: Causes::default(),
+            resyncs: Resyncs::default(),
+            lurking: Vec::new(),
             largest: largest + Row::OVERHEAD,
             quiet: false,
             settled_at: None,
@@ -387,6 +414,13 @@ impl World {
             Due::Overdue { process, start } => self.look_whether_stopped(process, start),
             Due::Quiet => self.fall_quiet(),
             Due::Look => self.look_whether_settled(),
+            Due::EndLurking => {
+                // The moment did not come.
+                if !self.lurking.is_empty() {
+                    let due = self.lurking.remove(0).due();
+                    self.agenda.put(self.now, due);
+                }
+            }
         }
     }
 
@@ -515,9 +549,10 @@ impl World {
                     if end == PullEnd::TooLarge && owner.slots[shard.0 as usize].phase == "owning" {
                         self.marks.hit(Mark::RenewedAtCap);
                     }
-                    self.hand(process, shard, Event::Delivery(delivery::Reply::Ended { attempt, end }));
+                    self.sink(process, shard, delivery::Reply::Ended { attempt, end });
                 }
             }
+            Local::Sunk { shard, reply } => self.hand(process, shard, Event::Delivery(reply)),
             Local::Delivery { client, shard, reply } => {
                 if client.is_none_or(|client| client == current) {
                     self.hand(process, shard, Event::Delivery(reply));
@@ -547,8 +582,14 @@ impl World {
                         InsertOutcome::Doubt(_) => "doubt",
                         InsertOutcome::Stale => "stale",
                     };
+                    if matches!(outcome, InsertOutcome::Doubt(_)) {
+                        owner.slots[shard.0 as usize].doubts.doubts(table);
+                    }
                     let (table, attempt) = (table_index(table), attempt.0);
                     self.note(Happening::Answered { process, shard: shard.0, table, attempt, how });
+                }
+                if let store::Reply::ReadBack { table, outcome: Ok(_), .. } = &reply {
+                    self.processes[process as usize].slots[shard.0 as usize].doubts.read_back(table);
                 }
                 self.hand(process, shard, Event::Store(reply));
             }
@@ -582,11 +623,30 @@ impl World {
             self.marks.hit(Mark::ClosedInbox);
             return;
         }
-        self.hand(process, shard, Event::Delivery(delivery::Reply::Rows(rows)));
+        self.sink(process, shard, delivery::Reply::Rows(rows));
         if full {
-            let end = delivery::Reply::Ended { attempt, end: PullEnd::Full };
-            self.hand(process, shard, Event::Delivery(end));
+            self.sink(process, shard, delivery::Reply::Ended { attempt, end: PullEnd::Full });
         }
+    }
+
+    /// The adapter puts a reply into the sink. The shard takes it out in order, but answers may overtake it.
+    fn sink(&mut self, process: u32, shard: ShardId, reply: delivery::Reply) {
+        let lingers = if self.chance.permille(self.rates.sink_slow) {
+            self.chance.millis(1, 400)
+        } else {
+            Duration::ZERO
+        };
+        let owner = &mut self.processes[process as usize];
+        let slot = &mut owner.slots[shard.0 as usize];
+        let at = slot.sink_until.max(self.now + lingers);
+        if at <= self.now {
+            self.hand(process, shard, Event::Delivery(reply));
+            return;
+        }
+        slot.sink_until = at;
+        let start = owner.start;
+        self.disturbed(process, at);
+        self.put_local(at, process, start, Local::Sunk { shard, reply });
     }
 
     fn insert_turn(&mut self, process: u32, insert: Insert, aborts: u32) {
@@ -677,7 +737,7 @@ impl World {
         let soonest = self.now + Duration::from_micros(10);
         let slot = &mut owner.slots[shard.0 as usize];
         slot.spins = if due <= self.now { slot.spins + 1 } else { 0 };
-        let spins = slot.spins > 5_000;
+        let spins = slot.spins > 5_000 && self.checks_core;
         let due = due.max(soonest);
         if slot.wake != Some(due) {
             slot.wake = Some(due);
@@ -728,8 +788,9 @@ impl World {
             if phase == "halting" {
                 checks.push(stopping.halting(accepted));
             }
-            if phase == "releasing" && slot.phase == "halting" {
-                checks.push(stopping.released(self.now, held.0, slot.troubled));
+            if phase == "releasing" && matches!(slot.phase, "halting" | "owning") {
+                // What it held before this event: whatever lets go of rows leads to a write first.
+                checks.push(stopping.released(self.now, slot.held, slot.troubled));
                 if self.now >= stopping.deadline() {
                     self.marks.hit(Mark::LateRelease);
                 }
@@ -742,6 +803,10 @@ impl World {
         }
         (slot.phase, slot.epoch) = (phase, epoch);
         slot.troubled = troubled;
+        slot.held = held.0;
+        if phase != "owning" {
+            slot.reset_at = None;
+        }
         if let Some(pin) = pin {
             slot.pin = Some(pin);
         }
@@ -754,6 +819,16 @@ impl World {
     }
 
     fn told(&mut self, process: u32, shard: ShardId, notice: Notice) {
+        if let Notice::Resynced { reason } = &notice {
+            let slot = &mut self.processes[process as usize].slots[shard.0 as usize];
+            let before = slot.reset_at.replace(self.now);
+            if let (Some(before), ResyncReason::Gap | ResyncReason::WentBack | ResyncReason::OtherPin) =
+                (before, reason)
+            {
+                let checked = self.resyncs.again(shard, before);
+                self.check(checked);
+            }
+        }
         let mark = match &notice {
             Notice::Resynced { reason } => match reason {
                 ResyncReason::Gap => Some(Mark::Gap),
@@ -939,6 +1014,11 @@ impl World {
         let Some(reply) = unanswered_stream(&command) else { return };
         let unanswered = Local::Delivery { client: None, shard, reply };
         if let Some((at, reply_by)) = self.request(client, unanswered) {
+            if reply_by.is_none() && matches!(command, delivery::Command::Reset { .. }) {
+                self.lurking.push(Lurking::Reset { from: client, shard, command });
+                self.agenda.put(at, Due::EndLurking);
+                return;
+            }
             self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by });
         }
     }
@@ -969,6 +1049,19 @@ impl World {
         if let (Some(reply_by), Some(unanswered)) = (reply_by, unanswered) {
             self.disturbed(to.process, reply_by);
             self.put_local(reply_by, to.process, to.start, unanswered);
+        }
+    }
+
+    /// Lets those arrive that waited for this moment.
+    fn let_arrive(&mut self, behind_reset: bool, of: ShardId) {
+        let (arriving, lurking) = std::mem::take(&mut self.lurking).into_iter().partition(|one| match one {
+            Lurking::Reset { shard, .. } => behind_reset && *shard == of,
+            Lurking::Write { shard, .. } => !behind_reset && *shard == of,
+        });
+        self.lurking = lurking;
+        for one in Vec::<Lurking>::into_iter(arriving) {
+            let at = self.now + self.chance.time(Duration::ZERO, self.scenario.latency);
+            self.agenda.put(at, one.due());
         }
     }
 
@@ -1003,6 +1096,7 @@ impl World {
                 if reply_by.is_none() {
                     self.marks.hit(Mark::LateReset);
                 }
+                self.resyncs.disturbed(self.now, shard);
                 if self.stream.holder(shard).is_some_and(|(holder, _)| holder.process != from.process) {
                     self.marks.hit(Mark::ResetByOther);
                 }
@@ -1025,6 +1119,9 @@ impl World {
                 }
             }
             delivery::Command::Pull(_) | delivery::Command::Close { .. } => {}
+        }
+        if matches!(command, delivery::Command::Reset { .. }) {
+            self.let_arrive(true, shard);
         }
         let reply = self.stream.handle(self.now, from, shard, command);
         if let Some(reply) = reply {
@@ -1098,6 +1195,7 @@ impl World {
         }
         if rows.len() < before {
             self.marks.hit(Mark::RowsLost);
+            self.resyncs.disturbed(self.now, shard);
             let until = self.now + self.scenario.pinned_ttl + Duration::from_secs(2);
             self.disturbed(to.process, until);
         }
@@ -1199,6 +1297,13 @@ impl World {
                 self.agenda
                     .put(again, Due::AtLedger { from: client, asker, command, reply_by: None, again: true });
             }
+            if reply_by.is_none()
+                && let ledger::Command::Write { shard, .. } = command
+            {
+                self.lurking.push(Lurking::Write { from: client, shard, asker, command });
+                self.agenda.put(at, Due::EndLurking);
+                return;
+            }
             self.agenda.put(at, Due::AtLedger { from: client, asker, command, reply_by, again: false });
         }
     }
@@ -1239,6 +1344,12 @@ impl World {
                 }
                 WriteOutcome::Conflict => self.conflicted(from, *shard, record),
                 WriteOutcome::Unknown(_) | WriteOutcome::Refused(_) => {}
+            }
+        }
+        if let (ledger::Command::Read { shard, .. }, Asker::Shard(_)) = (command, asker) {
+            let slot = self.processes[from.process as usize].slots.get(shard.0 as usize);
+            if slot.is_some_and(|slot| slot.phase == "taking over") {
+                self.let_arrive(false, *shard);
             }
         }
         let unanswered = Local::Ledger { client: None, asker, reply: unanswered_ledger(command) };
@@ -1297,7 +1408,10 @@ impl World {
         let client = owner.client();
         match command {
             store::Command::Insert(insert) => {
-                let aborts = owner.slots[shard.0 as usize].aborts;
+                let slot = &mut owner.slots[shard.0 as usize];
+                let aborts = slot.aborts;
+                let checked = slot.doubts.sends(&insert);
+                self.check(checked);
                 let at = if self.chance.permille(self.rates.insert_queued) {
                     self.now + self.chance.time(Duration::ZERO, self.scenario.stale * 3 / 2)
                 } else {
@@ -1306,7 +1420,9 @@ impl World {
                 self.put_local(at, process, client.start, Local::Turn { insert, aborts });
             }
             store::Command::Abort { .. } => {
-                owner.slots[shard.0 as usize].aborts += 1;
+                let slot = &mut owner.slots[shard.0 as usize];
+                slot.aborts += 1;
+                slot.doubts = Doubts::default();
                 let ours = |flight: &Flight| (flight.0, flight.1, flight.2) == (process, client.start, shard);
                 self.flights.retain(|flight, _| !ours(flight));
             }
@@ -1509,6 +1625,7 @@ impl World {
                 if forgotten > 0 {
                     self.marks.hit(Mark::LeaderForgot);
                 }
+                self.resyncs.disturbed(self.now, ShardId(shard));
                 self.stream.move_leader(self.now, ShardId(shard), forgotten, leaderless);
                 let until = self.now + leaderless;
                 (0..self.scenario.processes).for_each(|process| self.disturbed(process, until));
@@ -1525,10 +1642,13 @@ impl World {
                 let operator = Client { process: u32::MAX, start: 0, link: 0 };
                 let reset = delivery::Command::Reset { attempt: Attempt(0), inbox: Inbox(0), from };
                 if self.broker_up {
+                    self.resyncs.disturbed(self.now, shard);
                     self.stream.handle(self.now, operator, shard, reset);
                 }
                 self.serve_stream();
             }
+            Fault::SetBackUnseen { shard, by } => self.set_back_unseen(ShardId(shard), by),
+            Fault::CutUnseen { shard, lasting } => self.cut_unseen(ShardId(shard), lasting),
             Fault::DeliveriesLost { shard, rows } => {
                 *self.deliveries_to_lose.entry(ShardId(shard)).or_default() += rows;
             }
@@ -1573,6 +1693,45 @@ impl World {
             Fault::StoreSlow { lasting } => self.store_slow_until = self.now + lasting,
             Fault::StoreRefuses { lasting } => self.store_refuses_until = self.now + lasting,
         }
+    }
+
+    fn all_disturbed(&mut self) {
+        for shard in 0..self.scenario.shards {
+            self.resyncs.disturbed(self.now, ShardId(shard));
+        }
+    }
+
+    fn set_back_unseen(&mut self, shard: ShardId, by: u64) {
+        if !self.broker_up {
+            return;
+        }
+        let (first, rows) = self.stream.delivered(shard);
+        let Some(first) = first else { return };
+        self.resyncs.disturbed(self.now, shard);
+        self.stream.set_back(shard, Seq(first.0.saturating_sub(by).max(1)));
+        self.stream.deliver_to_nobody(shard, rows);
+        self.serve_stream();
+    }
+
+    fn cut_unseen(&mut self, shard: ShardId, lasting: Duration) {
+        let Some((holder, _)) = self.stream.holder(shard) else { return };
+        let Some(owner) = self.processes.get_mut(holder.process as usize) else { return };
+        if !self.broker_up || !owner.up || !owner.connected || owner.client() != holder {
+            return;
+        }
+        let until = self.now + lasting;
+        owner.link += 1;
+        owner.connected = false;
+        let (process, start, link) = (owner.id, owner.start, owner.link);
+        self.disturbed(process, until);
+        self.all_disturbed();
+        let floor = self.intents.current(shard).map_or(Seq::ZERO, |record| record.floor);
+        let (_, rows) = self.stream.delivered(shard);
+        self.stream.set_back(shard, floor.next());
+        self.stream.deliver_to_nobody(shard, rows);
+        self.stream.disconnect(self.now, holder);
+        self.serve_stream();
+        self.agenda.put(until, Due::LinkUp { process, start, link });
     }
 
     fn start(&mut self, process: u32) {
@@ -1685,6 +1844,7 @@ impl World {
     fn cut_nats(&mut self, process: u32, how: Cut, lasting: Duration) {
         let until = self.now + lasting;
         self.disturbed(process, until);
+        self.all_disturbed();
         let owner = &mut self.processes[process as usize];
         match how {
             Cut::Held => {
@@ -1732,6 +1892,7 @@ impl World {
             return;
         }
         self.broker_up = false;
+        self.all_disturbed();
         self.stream.restart(forgotten);
         let until = self.now + down + Duration::from_secs(1);
         for process in 0..self.scenario.processes {
@@ -1793,7 +1954,7 @@ impl World {
             self.settled_at.get_or_insert(self.now);
         } else if self.now > self.scenario.quiet_from + Scenario::SETTLES_WITHIN {
             let stuck = self.describe();
-            self.check(lands::bound(unsettled, stuck));
+            self.check(lands::bound(unsettled, &stuck));
             return;
         }
         let at = self.now + Duration::from_secs(1);

@@ -4,6 +4,7 @@
 //! believes to be right: an invariant that repeated the core's own reasoning would share its mistakes.
 
 pub(crate) mod budget;
+pub(crate) mod doubt;
 pub(crate) mod handover;
 pub(crate) mod intent;
 pub(crate) mod lands;
@@ -11,6 +12,7 @@ pub(crate) mod once;
 pub(crate) mod order;
 pub(crate) mod pin;
 pub(crate) mod record;
+pub(crate) mod resync;
 pub(crate) mod stops;
 pub(crate) mod trim;
 
@@ -37,6 +39,8 @@ pub const NAMES: &[&str] = &[
     lands::NAME,
     handover::NAME,
     stops::NAME,
+    doubt::NAME,
+    resync::NAME,
 ];
 
 pub(crate) type Checked = Result<(), Violation>;

@@ -1,0 +1,41 @@
+//! Rule 9, from outside: a batch that may have been written is read back before it is sent again.
+
+use std::collections::BTreeMap;
+
+use holdfast_core::ports::store::{Insert, Token};
+use holdfast_core::row::TableName;
+
+use super::{Checked, violated};
+
+pub(crate) const NAME: &str = "9 doubt";
+
+/// What a shard of a process start knows of an attempt at a batch.
+#[derive(Debug, Default)]
+pub(crate) struct Doubts {
+    /// By table: the token in doubt.
+    doubted: BTreeMap<TableName, Token>,
+    under_way: BTreeMap<TableName, Token>,
+}
+
+impl Doubts {
+    /// The shard wants a batch sent.
+    pub(crate) fn sends(&mut self, insert: &Insert) -> Checked {
+        if self.doubted.get(&insert.table) == Some(&insert.token) && insert.target.level.can_read_back() {
+            return violated(NAME, format!("{} was sent again and not read back before", insert.token.0));
+        }
+        self.under_way.insert(insert.table.clone(), insert.token.clone());
+        Ok(())
+    }
+
+    /// It is told that the attempt under way may have written something.
+    pub(crate) fn doubts(&mut self, table: &TableName) {
+        if let Some(token) = self.under_way.get(table) {
+            self.doubted.insert(table.clone(), token.clone());
+        }
+    }
+
+    /// It is told what is in the table.
+    pub(crate) fn read_back(&mut self, table: &TableName) {
+        self.doubted.remove(table);
+    }
+}
