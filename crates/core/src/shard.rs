@@ -200,7 +200,7 @@ impl Shard {
             Event::Stop { within } => self.on_stop(now, within, out),
             Event::Delivery(reply) => self.on_delivery(now, reply, out),
             Event::Ledger(reply) => match &mut self.phase {
-                Phase::Standby(standby) => standby.on_ledger(now, reply),
+                Phase::Standby(standby) => standby.on_ledger(now, reply, out),
                 Phase::Fencing(fencing) => fencing.on_ledger(&mut self.env, now, reply, out),
                 Phase::Owning(tenure) => tenure.on_ledger(&mut self.env, now, reply, out),
                 _ => Next::Stay,

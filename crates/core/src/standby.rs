@@ -57,14 +57,14 @@ impl Standby {
         }
     }
 
-    pub(crate) fn on_ledger(&mut self, now: Instant, reply: ledger::Reply) -> Next {
+    pub(crate) fn on_ledger(&mut self, now: Instant, reply: ledger::Reply, out: &mut Actions) -> Next {
         if let Step::CatchUp(committer) = &mut self.step {
             let settled = match reply {
                 ledger::Reply::Read { attempt, outcome } => committer.on_read(now, attempt, outcome),
                 ledger::Reply::Written { attempt, outcome } => committer.on_written(now, attempt, outcome),
             };
             match settled {
-                Settled::Nothing | Settled::Proven => {}
+                Settled::Nothing | Settled::Proven => tell_trouble(committer, out),
                 Settled::Written => self.step = Step::Wait,
                 Settled::Over(_) => self.step = Step::Read(Ask::at(now)),
             }
@@ -76,7 +76,10 @@ impl Standby {
             return Next::Stay;
         }
         match outcome.map(Loaded::new) {
-            Err(_) => ask.again(now, RETRY),
+            Err(failure) => {
+                ask.again(now, RETRY);
+                out.notice(Notice::Waiting { what: "read the ledger", why: failure.to_string() });
+            }
             Ok(Err(failure)) => return Next::Failed(failure),
             Ok(Ok(loaded)) => self.step = Step::Look(Ask::at(now), Box::new(loaded)),
         }
@@ -271,6 +274,13 @@ fn is_unfinished(record: Option<&Record>, seen: &Inspection) -> bool {
     }
 }
 
+/// Tells why the ledger does not take a write, if it does not.
+pub(crate) fn tell_trouble(committer: &Committer, out: &mut Actions) {
+    if let Some(failure) = committer.trouble() {
+        out.notice(Notice::Waiting { what: "write the ledger", why: failure.to_string() });
+    }
+}
+
 /// What fencing is busy with.
 #[derive(Debug)]
 enum FenceStep {
@@ -313,7 +323,7 @@ impl Fencing {
     ) -> Next {
         match (&mut self.step, reply) {
             (FenceStep::Read(ask), ledger::Reply::Read { attempt, outcome }) if ask.awaits(attempt) => {
-                self.on_read(now, outcome)
+                self.on_read(now, outcome, out)
             }
             (FenceStep::Write(committer), reply) => {
                 let settled = match reply {
@@ -323,7 +333,10 @@ impl Fencing {
                     }
                 };
                 match settled {
-                    Settled::Nothing | Settled::Proven => Next::Stay,
+                    Settled::Nothing | Settled::Proven => {
+                        tell_trouble(committer, out);
+                        Next::Stay
+                    }
                     Settled::Written => self.begin(env, now, out),
                     // Somebody else fenced first; the pin is still ours, so it is tried again.
                     Settled::Over(_) => {
@@ -336,12 +349,13 @@ impl Fencing {
         }
     }
 
-    fn on_read(&mut self, now: Instant, outcome: Result<Option<Entry>, Failure>) -> Next {
+    fn on_read(&mut self, now: Instant, outcome: Result<Option<Entry>, Failure>, out: &mut Actions) -> Next {
         match outcome.map(Loaded::new) {
-            Err(_) => {
+            Err(failure) => {
                 if let FenceStep::Read(ask) = &mut self.step {
                     ask.again(now, RETRY);
                 }
+                out.notice(Notice::Waiting { what: "read the ledger", why: failure.to_string() });
                 Next::Stay
             }
             Ok(Err(failure)) => Next::Failed(failure),
@@ -400,8 +414,9 @@ impl Fencing {
         let seen = match outcome {
             Ok(seen) => seen,
             Err(InspectError::Gone(why)) => return Next::Failed(ShardFailure::ConsumerGone(why)),
-            Err(InspectError::Failed(_)) => {
+            Err(InspectError::Failed(failure)) => {
                 ask.again(now, RETRY);
+                out.notice(Notice::Waiting { what: "look at the consumer", why: failure.to_string() });
                 return Next::Stay;
             }
         };

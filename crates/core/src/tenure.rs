@@ -20,6 +20,7 @@ use crate::release::Release;
 use crate::row::{Mark, Row, Seq, TableName};
 use crate::rule::{Rule, safeguard};
 use crate::shard::{Env, Next, Status};
+use crate::standby::tell_trouble;
 use crate::time::Instant;
 
 /// The floor alone is written at most this often.
@@ -141,7 +142,10 @@ impl Tenure {
             ledger::Reply::Written { attempt, outcome } => self.commit.on_written(now, attempt, outcome),
         };
         match settled {
-            Settled::Nothing | Settled::Proven => Next::Stay,
+            Settled::Nothing | Settled::Proven => {
+                tell_trouble(&self.commit, out);
+                Next::Stay
+            }
             Settled::Written => {
                 self.on_stored(env, now);
                 Next::Stay

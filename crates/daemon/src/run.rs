@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use holdfast_clickhouse::Store;
 use holdfast_core::action::Event;
 use holdfast_core::budget::Share;
@@ -159,10 +160,11 @@ async fn start(config: &Config) -> Result<Running, Exit> {
     let start = config.start()?;
     let clock = Clock::start();
     let connect = async || connect(config).await;
-    // Two connections: a flood of rows must not hold up the answers that writing waits for.
+    // A connection for writing, and one for each shard's rows: a flood of rows must not hold up the answers
+    // that writing waits for, and a message that breaks a connection must not stop another shard.
     let control = connect().await?;
-    let rows = connect().await?;
     preflight(&topology, &control).await?;
+    let rows = try_join_all((0..topology.shards).map(|_| connect())).await?;
 
     let store = Store::new(config.clickhouse()?, Arc::new(move || clock.now())).map_err(Exit::usage)?;
     let store = Arc::new(store);
@@ -187,7 +189,7 @@ async fn start(config: &Config) -> Result<Running, Exit> {
     let (report, reports) = unbounded_channel();
     let mut tasks = JoinSet::new();
     let mut events = Vec::new();
-    for shard in (0..topology.shards).map(ShardId) {
+    for (shard, rows) in (0..topology.shards).map(ShardId).zip(rows) {
         let config = shard::Config {
             shard,
             stream: topology.stream.as_str().into(),
@@ -202,7 +204,7 @@ async fn start(config: &Config) -> Result<Running, Exit> {
         };
         let (sender, receiver) = queue();
         let source = topology.source(shard, 3 * config.pull_interval());
-        let delivery = Delivery::new(rows.clone(), source, sink(sender.clone()), Arc::clone(&screen));
+        let delivery = Delivery::new(rows, source, sink(sender.clone()), Arc::clone(&screen));
         let ports = Ports {
             delivery: Arc::new(delivery),
             ledger: Arc::<Ledger>::clone(&ledger),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use holdfast_core::notice::{Notice, Report, ShardFailure, Trouble};
 use holdfast_core::row::ShardId;
@@ -85,13 +86,28 @@ pub struct Watcher {
     shard: ShardId,
     shards: Shards,
     reports: UnboundedSender<(ShardId, Report)>,
+    /// When which trouble was logged last: what is tried again five times a second is told twice a minute.
+    told: Mutex<BTreeMap<&'static str, Instant>>,
 }
+
+/// How often the same kind of trouble of one shard is logged.
+const TOLD_AGAIN: Duration = Duration::from_secs(30);
 
 impl Watcher {
     /// Watches `shard`, and hands its reports on.
     #[must_use]
     pub const fn new(shard: ShardId, shards: Shards, reports: UnboundedSender<(ShardId, Report)>) -> Self {
-        Self { shard, shards, reports }
+        Self { shard, shards, reports, told: Mutex::new(BTreeMap::new()) }
+    }
+
+    fn is_news(&self, what: &'static str) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let news = told.get(what).is_none_or(|at| now.duration_since(*at) >= TOLD_AGAIN);
+        if news {
+            told.insert(what, now);
+        }
+        news
     }
 
     fn count(&self, count: impl FnOnce(&mut Counts)) {
@@ -151,7 +167,11 @@ impl Observer for Watcher {
             Notice::StreamMadeAnew => {
                 warn!(shard, "the stream was made anew under its old name; starting with its first row");
             }
-            Notice::Waiting { what, why } => warn!(shard, "cannot {what} now ({why}); tried again"),
+            Notice::Waiting { what, why } => {
+                if self.is_news(what) {
+                    warn!(shard, "cannot {what} now ({why}); tried again");
+                }
+            }
             Notice::Trimmed { rows, below } => debug!(rows, %below, "stream trimmed"),
         }
     }

@@ -136,6 +136,8 @@ pub struct Publisher {
     session: String,
     next: u64,
     sent: VecDeque<Sent>,
+    /// The connect under which the rows in flight were sent.
+    connects: u64,
     receipts: Vec<Receipt>,
     last_subject: Option<(String, Arc<str>)>,
 }
@@ -202,6 +204,7 @@ impl Publisher {
             session,
             next: 0,
             sent: VecDeque::new(),
+            connects: 0,
             receipts: Vec::new(),
             last_subject: None,
         }
@@ -232,6 +235,14 @@ impl Publisher {
             // Down to half: waking up once for many rows is cheaper than once for each.
             self.settle(self.options.window / 2).await?;
         }
+        // Rows in flight on a connection that broke may be lost. They go first, or this row would overtake
+        // them. (A break at this very moment can still let it: the client gives no word in between.)
+        if !self.sent.is_empty()
+            && (self.connects != self.connection.hub().connects() || !self.connection.is_connected())
+        {
+            self.settle(0).await?;
+        }
+        self.connects = self.connection.hub().connects();
         self.next += 1;
         let mut sent = Sent { row, subject, payload, pending: None, doubt_since: None };
         self.send(&mut sent).await;

@@ -96,6 +96,11 @@ impl Hub {
         }
     }
 
+    /// How often there was a connect: what was sent under another number may be lost.
+    pub(crate) fn connects(&self) -> u64 {
+        *self.connects.borrow()
+    }
+
     pub(crate) fn disconnected(&self) {
         let broken: Vec<_> = lock(&self.waiting).drain().collect();
         for (_, waiting) in broken {

@@ -45,7 +45,10 @@ pub(crate) enum Local {
         end: PullEnd,
     },
     /// What the adapter has put into the sink is handled.
-    Sunk { shard: ShardId, reply: delivery::Reply },
+    Sunk {
+        shard: ShardId,
+        reply: delivery::Reply,
+    },
     /// An answer of the stream's server; one that came over a connection that has broken since is lost.
     Delivery {
         client: Option<Client>,

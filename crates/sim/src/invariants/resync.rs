@@ -23,7 +23,10 @@ impl Resyncs {
     /// A shard resyncs, since deliveries came out of number; the last reset was answered at `answered`.
     pub(crate) fn again(&self, shard: ShardId, answered: Duration) -> Checked {
         if self.0.get(&shard).is_none_or(|disturbed| *disturbed <= answered) {
-            return violated(NAME, format!("s{shard} resyncs although nothing was lost since its last reset"));
+            return violated(
+                NAME,
+                format!("s{shard} resyncs although nothing was lost since its last reset"),
+            );
         }
         Ok(())
     }
