@@ -221,6 +221,7 @@ impl Rig {
         if let Some(rate) = rate {
             option("--rate", rate.to_string());
         }
+        arguments.push("--sole-publisher".into());
         arguments.extend(["--receipt".into(), self.receipt().into()]);
         arguments.extend(self.arguments());
         let process = Guarded::start(&Launch {

@@ -140,6 +140,10 @@ pub struct Publish {
     /// Send at most this many rows a second.
     #[arg(long, value_name = "ROWS")]
     pub rate: Option<u64>,
+    /// Nobody else publishes to the stream: the server refuses a row whose predecessor it has not stored, so
+    /// that the order survives a connection that breaks.
+    #[arg(long)]
+    pub sole_publisher: bool,
     /// Append table and sequence of every stored row to this file, for `holdfast verify`.
     #[arg(long, value_name = "FILE")]
     pub receipt: Option<PathBuf>,

@@ -42,8 +42,8 @@ pub async fn publish(config: &Config, options: &Publish) -> Result<(), Exit> {
         Some(path) => Some(receipt::Writer::open(path, &topology.stream, created)?),
         None => None,
     };
-    let publisher =
-        Publisher::new(connection, topology.stream.clone(), topology.prefix.clone(), Options::default());
+    let publishing = Options { sole: options.sole_publisher, ..Options::default() };
+    let publisher = Publisher::new(connection, topology.stream.clone(), topology.prefix.clone(), publishing);
     let mut sender = Sender {
         publisher,
         tables: &options.table,

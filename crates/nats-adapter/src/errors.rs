@@ -19,6 +19,8 @@ pub struct ApiError {
 
 /// Wrong last sequence: another revision is stored.
 pub const WRONG_LAST_SEQUENCE: u32 = 10071;
+/// Another message is the stream's last than the one expected.
+pub const WRONG_LAST_MESSAGE_ID: u32 = 10070;
 /// The same, as newer servers say it in a form that names no sequence.
 pub const WRONG_LAST_SEQUENCE_CONSTANT: u32 = 10164;
 /// The generic "could not store"; the words tell whether a limit is the reason.
@@ -51,6 +53,11 @@ const TABLE: &[(u32, FailureClass, &str)] = &[
     (10047, FailureClass::Full, "insufficient storage"),
     (10054, FailureClass::Limit, "message larger than the stream takes"),
     (STREAM_NOT_FOUND, FailureClass::Missing, "stream not found"),
+    (
+        WRONG_LAST_MESSAGE_ID,
+        FailureClass::Unavailable,
+        "the row before is not the stream's last: it was lost, or somebody else publishes",
+    ),
     (10076, FailureClass::Unavailable, "JetStream not enabled"),
     (10097, FailureClass::Limit, "consumer configuration over the limits of the stream or account"),
     (10110, FailureClass::Denied, "purge not permitted by the stream"),

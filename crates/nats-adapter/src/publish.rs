@@ -23,6 +23,7 @@ use crate::request::Pending;
 use crate::subject;
 
 const MESSAGE_ID: &str = "Nats-Msg-Id";
+const EXPECTED_MESSAGE_ID: &str = "Nats-Expected-Last-Msg-Id";
 
 /// The shortest and the longest pause before rows are sent again.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -40,6 +41,10 @@ pub struct Options {
     /// How long rows are offered to a stream that takes none (full, no leader) before giving up; none for
     /// ever.
     pub give_up: Option<Duration>,
+    /// Nobody else publishes to the stream. The server then refuses a row whose predecessor it has not stored,
+    /// so that rows are stored in their order even if the connection breaks with rows in flight. (Without it
+    /// rows of that moment can be stored after later ones; each is stored once either way.)
+    pub sole: bool,
 }
 
 impl Default for Options {
@@ -50,6 +55,7 @@ impl Default for Options {
             ack_timeout: Duration::from_secs(5),
             doubt: Duration::from_secs(100),
             give_up: Some(Duration::from_mins(1)),
+            sole: false,
         }
     }
 }
@@ -273,6 +279,9 @@ impl Publisher {
     async fn send(&self, sent: &mut Sent) {
         let mut headers = HeaderMap::new();
         headers.insert(MESSAGE_ID, format!("{}-{}", self.session, sent.row));
+        if self.options.sole && sent.row > 0 {
+            headers.insert(EXPECTED_MESSAGE_ID, format!("{}-{}", self.session, sent.row - 1));
+        }
         let subject = Arc::clone(&sent.subject);
         sent.pending = self.connection.send(subject, Some(headers), sent.payload.clone()).await.ok();
     }

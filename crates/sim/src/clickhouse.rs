@@ -22,7 +22,7 @@ use std::time::Duration;
 use holdfast_core::ports::store::{
     Command, DescribeError, Found, Insert, InsertOutcome, Level, Refusal, Reply, Target, Token,
 };
-use holdfast_core::row::{Row, Seq, TableName};
+use holdfast_core::row::{Row, Seq, ShardId, TableName};
 use holdfast_core::time::Timestamp;
 
 use crate::jetstream::{Client, number_of};
@@ -104,6 +104,7 @@ struct Running {
     insert: Insert,
     parts: VecDeque<(u64, Vec<Row>)>,
     done: usize,
+    arrived: Duration,
     due: Duration,
     fate: Fate,
 }
@@ -217,7 +218,7 @@ impl ClickHouse {
         let mut parts: VecDeque<_> = self.split(&insert).into_iter().collect();
         let rotated = rotated % parts.len().max(1);
         parts.rotate_left(rotated);
-        self.running.push(Running { from, insert, parts, done: 0, due: now + after, fate });
+        self.running.push(Running { from, insert, parts, done: 0, arrived: now, due: now + after, fate });
     }
 
     /// Answers a question.
@@ -254,6 +255,13 @@ impl ClickHouse {
     /// The inserts that run, in the order of their arrival.
     pub fn running(&self) -> impl Iterator<Item = &Insert> {
         self.running.iter().map(|running| &running.insert)
+    }
+
+    /// What runs for a shard takes as long as it may: until `life` after its arrival.
+    pub fn linger(&mut self, shard: ShardId, life: Duration) {
+        for running in self.running.iter_mut().filter(|running| running.insert.shard == shard) {
+            running.due = running.due.max(running.arrived + life);
+        }
     }
 
     /// The server is killed: what runs is lost where it stands. `burns` says of each insert, in order, whether
@@ -378,7 +386,7 @@ impl Table {
 mod tests {
     use bytes::Bytes;
     use holdfast_core::ports::Attempt;
-    use holdfast_core::row::{Delivery, ShardId, Verdict};
+    use holdfast_core::row::{Delivery, Verdict};
     use holdfast_core::time::Instant;
 
     use super::*;

@@ -51,6 +51,11 @@ pub(crate) enum Fault {
     /// The owner's connection breaks; before the server notices, a late reset arrives and as many rows as were
     /// delivered since the last one go to nobody.
     CutUnseen { shard: u32, lasting: Duration },
+    /// A delivery is lost; the owner's reset that follows goes astray, the owner loses its pin, and the reset
+    /// arrives behind the heir's own.
+    ResetAstray { shard: u32 },
+    /// Rows of a batch that is on its way are removed from the stream; its sender dies, and it lands late.
+    PurgedUnderWay { shard: u32, down: Duration },
     /// The next deliveries of a shard are lost on the way.
     DeliveriesLost { shard: u32, rows: u32 },
     /// A consumer is deleted, and made again.
@@ -136,7 +141,7 @@ impl Rates {
             pull_lost: rate(15),
             status_lost: rate(15),
             rows_lost: rate(60),
-            sink_slow: rate(60),
+            sink_slow: rate(120),
             insert_queued: rate(150),
             insert_refused: rate(100),
             insert_cut: rate(60),

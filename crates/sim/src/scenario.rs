@@ -244,7 +244,7 @@ fn draw_rows(chance: &mut Chance, tables: &[TablePlan], quiet_from: Duration, ho
 }
 
 fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Duration, Fault)> {
-    const KINDS: u64 = 18;
+    const KINDS: u64 = 19;
     let allowed: Vec<u64> = (0..KINDS).filter(|_| !swarm || chance.permille(500)).collect();
     let allowed = if allowed.is_empty() { vec![0, 1, 2] } else { allowed };
     let count = chance.between(5, 24);
@@ -294,6 +294,7 @@ fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Du
             }
             15 => Fault::SetBackUnseen { shard, by: chance.between(1, 60) },
             16 => Fault::CutUnseen { shard, lasting: chance.millis(50, 700).min(rest) },
+            17 => Fault::ResetAstray { shard },
             _ => Fault::Crash { process, down: long },
         };
         faults.push((at, fault));
@@ -308,6 +309,7 @@ fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Du
             rows: usize::try_from(chance.between(1, 30)).unwrap_or(1),
         }),
         3 | 4 => Some(Fault::Purged { shard, rows: usize::try_from(chance.between(1, 40)).unwrap_or(1) }),
+        7 | 8 => Some(Fault::PurgedUnderWay { shard, down: chance.millis(50, 2_000) }),
         5 => Some(Fault::ConsumerDeleted { shard, lasting: chance.millis(500, 8_000) }),
         _ => None,
     };

@@ -137,14 +137,19 @@ enum Due {
         start: u32,
     },
     EndLurking,
+    Unpin(ShardId),
+    PurgeUnderWay {
+        shard: ShardId,
+        down: Duration,
+    },
     Quiet,
     Look,
 }
 
 /// A request that is late, and arrives when it can do the most harm.
 enum Lurking {
-    /// A reset, right behind the next reset of the shard.
-    Reset { from: Client, shard: ShardId, command: delivery::Command },
+    /// A reset, right behind the next reset of another tenure.
+    Reset { from: Client, epoch: Option<u64>, shard: ShardId, command: delivery::Command },
     /// A write, right behind the next look of an heir at the record.
     Write { from: Client, shard: ShardId, asker: Asker, command: ledger::Command },
 }
@@ -152,7 +157,9 @@ enum Lurking {
 impl Lurking {
     fn due(self) -> Due {
         match self {
-            Self::Reset { from, shard, command } => Due::AtStream { from, shard, command, reply_by: None },
+            Self::Reset { from, shard, command, .. } => {
+                Due::AtStream { from, shard, command, reply_by: None }
+            }
             Self::Write { from, asker, command, .. } => {
                 Due::AtLedger { from, asker, command, reply_by: None, again: false }
             }
@@ -210,6 +217,8 @@ pub(crate) struct World {
     deliveries_to_lose: BTreeMap<ShardId, u32>,
     /// Unpins that were sent without a look before.
     blind_unpins: BTreeSet<Flight>,
+    /// Shards whose owner's next reset goes astray.
+    astray: BTreeSet<ShardId>,
     truth: Truth,
     intents: Intents,
     order: Order,
@@ -264,6 +273,7 @@ impl World {
             burns: BTreeMap::new(),
             deliveries_to_lose: BTreeMap::new(),
             blind_unpins: BTreeSet::new(),
+            astray: BTreeSet::new(),
             truth: Truth::default(),
             intents: Intents::default(),
             order: Order::default(),
@@ -414,6 +424,8 @@ impl World {
             Due::Overdue { process, start } => self.look_whether_stopped(process, start),
             Due::Quiet => self.fall_quiet(),
             Due::Look => self.look_whether_settled(),
+            Due::Unpin(shard) => self.unpin(shard),
+            Due::PurgeUnderWay { shard, down } => self.purge_under_way(shard, down),
             Due::EndLurking => {
                 // The moment did not come.
                 if !self.lurking.is_empty() {
@@ -1014,9 +1026,23 @@ impl World {
         let Some(reply) = unanswered_stream(&command) else { return };
         let unanswered = Local::Delivery { client: None, shard, reply };
         if let Some((at, reply_by)) = self.request(client, unanswered) {
-            if reply_by.is_none() && matches!(command, delivery::Command::Reset { .. }) {
-                self.lurking.push(Lurking::Reset { from: client, shard, command });
-                self.agenda.put(at, Due::EndLurking);
+            let slot = &self.processes[client.process as usize].slots[shard.0 as usize];
+            let epoch = slot.epoch;
+            let astray = slot.reset_at.is_some() && self.astray.contains(&shard);
+            if matches!(command, delivery::Command::Reset { .. }) && (astray || reply_by.is_none()) {
+                if astray {
+                    self.astray.remove(&shard);
+                    let unpinned = self.now + Duration::from_millis(300);
+                    self.agenda.put(unpinned, Due::Unpin(shard));
+                }
+                self.no_answer(
+                    client,
+                    reply_by,
+                    unanswered_stream(&command).map(|reply| Local::Delivery { client: None, shard, reply }),
+                );
+                self.lurking.push(Lurking::Reset { from: client, epoch, shard, command });
+                let end = at + Duration::from_secs(10);
+                self.agenda.put(end, Due::EndLurking);
                 return;
             }
             self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by });
@@ -1053,10 +1079,12 @@ impl World {
     }
 
     /// Lets those arrive that waited for this moment.
-    fn let_arrive(&mut self, behind_reset: bool, of: ShardId) {
+    fn let_arrive(&mut self, behind: Option<(u32, Option<u64>)>, of: ShardId) {
         let (arriving, lurking) = std::mem::take(&mut self.lurking).into_iter().partition(|one| match one {
-            Lurking::Reset { shard, .. } => behind_reset && *shard == of,
-            Lurking::Write { shard, .. } => !behind_reset && *shard == of,
+            Lurking::Reset { from, epoch, shard, .. } => {
+                *shard == of && behind.is_some_and(|behind| behind != (from.process, *epoch))
+            }
+            Lurking::Write { shard, .. } => behind.is_none() && *shard == of,
         });
         self.lurking = lurking;
         for one in Vec::<Lurking>::into_iter(arriving) {
@@ -1121,7 +1149,8 @@ impl World {
             delivery::Command::Pull(_) | delivery::Command::Close { .. } => {}
         }
         if matches!(command, delivery::Command::Reset { .. }) {
-            self.let_arrive(true, shard);
+            let slot = self.processes[from.process as usize].slots.get(shard.0 as usize);
+            self.let_arrive(Some((from.process, slot.and_then(|slot| slot.epoch))), shard);
         }
         let reply = self.stream.handle(self.now, from, shard, command);
         if let Some(reply) = reply {
@@ -1349,7 +1378,7 @@ impl World {
         if let (ledger::Command::Read { shard, .. }, Asker::Shard(_)) = (command, asker) {
             let slot = self.processes[from.process as usize].slots.get(shard.0 as usize);
             if slot.is_some_and(|slot| slot.phase == "taking over") {
-                self.let_arrive(false, *shard);
+                self.let_arrive(None, *shard);
             }
         }
         let unanswered = Local::Ledger { client: None, asker, reply: unanswered_ledger(command) };
@@ -1631,11 +1660,12 @@ impl World {
                 (0..self.scenario.processes).for_each(|process| self.disturbed(process, until));
                 self.serve_stream();
             }
-            Fault::Unpin { shard } => {
-                // Whoever had it may not know yet.
-                let _ = self.stream.unpin(self.now, ShardId(shard));
-                self.serve_stream();
+            Fault::Unpin { shard } => self.unpin(ShardId(shard)),
+            Fault::ResetAstray { shard } => {
+                *self.deliveries_to_lose.entry(ShardId(shard)).or_default() += 1;
+                self.astray.insert(ShardId(shard));
             }
+            Fault::PurgedUnderWay { shard, down } => self.purge_under_way(ShardId(shard), down),
             Fault::SetBack { shard, by } => {
                 let shard = ShardId(shard);
                 let from = Seq(self.stream.position(shard).0.saturating_sub(by).max(1));
@@ -1692,6 +1722,39 @@ impl World {
             }
             Fault::StoreSlow { lasting } => self.store_slow_until = self.now + lasting,
             Fault::StoreRefuses { lasting } => self.store_refuses_until = self.now + lasting,
+        }
+    }
+
+    fn unpin(&mut self, shard: ShardId) {
+        if self.broker_up {
+            // Whoever had it may not know yet.
+            let _ = self.stream.unpin(self.now, shard);
+            self.serve_stream();
+        }
+    }
+
+    fn purge_under_way(&mut self, shard: ShardId, down: Duration) {
+        let here = self.stream.rows_of(shard);
+        let fits = |insert: &&Insert| {
+            insert.shard == shard
+                && insert.rows.len() > 1
+                && insert.rows.iter().all(|row| here.contains(&row.seq))
+        };
+        let Some(insert) = self.store.running().find(fits).cloned() else {
+            // Not now: when the next one is on its way.
+            let again = self.now + Duration::from_millis(20);
+            if !self.quiet {
+                self.agenda.put(again, Due::PurgeUnderWay { shard, down });
+            }
+            return;
+        };
+        let gone: Vec<Seq> = insert.rows.iter().map(|row| row.seq).take(insert.rows.len() / 2).collect();
+        self.store.linger(shard, Scenario::INSERT_LIFE / 2);
+        self.stream.remove(&gone);
+        self.truth.removed(self.stream.created(), &gone);
+        self.note(Happening::Removed { why: "somebody", seqs: gone.iter().map(|seq| seq.0).collect() });
+        if let Some((holder, _)) = self.stream.holder(shard) {
+            self.crash(holder.process, down);
         }
     }
 
