@@ -124,3 +124,37 @@ fn the_topology_is_printed_and_applied_twice_without_a_change() {
         serde_json::from_str(&rig.expect(&["topology", "apply", "--json"]).unwrap()).unwrap();
     assert!(again.as_array().unwrap().iter().all(|done| done["action"] == "unchanged"), "{again}");
 }
+
+#[test]
+fn a_rebased_shard_starts_where_it_was_told() {
+    let rig = Rig::start(Options { shards: 2, tables: 1, ..Options::default() }).unwrap();
+    rig.publish(0, 10, 64, None).unwrap().finish(Duration::from_secs(30)).unwrap();
+    // Nobody to ask, and nobody said yes.
+    assert_says(
+        &rig.holdfast(&["ledger", "rebase", "--shard", "0", "--to", "first"]).unwrap(),
+        2,
+        &["--yes"],
+    );
+    assert_says(
+        &rig.holdfast(&["ledger", "rebase", "--shard", "2", "--to", "first", "--yes"]).unwrap(),
+        2,
+        &["2 shards"],
+    );
+    assert_says(
+        &rig.holdfast(&["ledger", "rebase", "--shard", "0", "--to", "seq:99", "--yes"]).unwrap(),
+        2,
+        &["end at 10"],
+    );
+    for shard in ["0", "1"] {
+        rig.expect(&["ledger", "rebase", "--shard", shard, "--to", "first", "--yes"]).unwrap();
+    }
+    let mut daemon = rig.ready_daemon("holdfast").unwrap();
+    rig.landed(10, Duration::from_mins(1), |_| daemon.must_run()).unwrap();
+    assert!(daemon.stop(Duration::from_secs(26)).unwrap().is_success());
+    assert!(rig.judge(10).unwrap().ok());
+    let shown: serde_json::Value =
+        serde_json::from_str(&rig.expect(&["ledger", "show", "--json"]).unwrap()).unwrap();
+    let floors: Vec<_> =
+        shown.as_array().unwrap().iter().map(|shown| shown["record"]["floor"].as_u64()).collect();
+    assert!(floors.contains(&Some(10)), "{shown}");
+}

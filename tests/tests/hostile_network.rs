@@ -111,7 +111,7 @@ async fn the_connection_is_cut_every_second() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_trimmed_and_no_next_batch_sent_before_the_ledger_answers() {
+async fn no_next_batch_is_sent_before_the_ledger_answers() {
     let (rig, proxy) = proxied(Options { tables: 1, ..small() }).await;
     let gate = Gate::default();
     let held = gate.clone();
@@ -133,26 +133,16 @@ async fn nothing_is_trimmed_and_no_next_batch_sent_before_the_ledger_answers() {
             _ => Fate::Forward,
         }
     });
-    // The trimmer reads the ledger itself, and what it reads there is stored: only the lane waits for answers.
-    // So it is looked at with a history that keeps everything, and at the end without one.
-    let mut daemon = rig.daemon("holdfast").set("topology.history", "1h").start().unwrap();
-    holdfast_testbed::wait::until_true("the daemon to be ready", LONG, || {
-        daemon.log().unwrap().contains("ready: every shard")
-    })
-    .unwrap();
+    let mut daemon = rig.ready_daemon("holdfast").unwrap();
     rig.publish(0, 100, 100, None).unwrap().finish(LONG).unwrap();
     rig.landed(100, LONG, |_| daemon.must_run()).unwrap();
     rig.publish(100, 100, 100, None).unwrap().finish(LONG).unwrap();
-    let client = async_nats::connect(rig.nats.url()).await.unwrap();
-    let context = async_nats::jetstream::new(client);
     for _ in 0..30 {
         assert_eq!(
             rig.stored().unwrap(),
             100,
             "a second batch was sent before the first was known to be recorded"
         );
-        let mut stream = context.get_stream("INGEST").await.unwrap();
-        assert_eq!(stream.info().await.unwrap().state.messages, 200);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     gate.open();
@@ -162,33 +152,48 @@ async fn nothing_is_trimmed_and_no_next_batch_sent_before_the_ledger_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_written_is_trimmed_up_to_the_floor_and_no_further() {
+async fn nothing_is_trimmed_before_the_ledger_is_read_and_then_up_to_the_floor() {
     let (rig, proxy) = proxied(small()).await;
-    // The ledger cannot be read back by anybody: nothing is known to be stored, and nothing is trimmed.
     let gate = Gate::default();
     let held = gate.clone();
-    let reads: Arc<Mutex<BTreeSet<String>>> = Arc::default();
-    let mut daemon = rig.ready_daemon("holdfast").unwrap();
+    let holding = Arc::new(AtomicU64::new(0));
+    let (on, reads) = (Arc::clone(&holding), Mutex::<BTreeSet<String>>::default());
     proxy.set_hook(move |direction, frame| {
         let mut reads = reads.lock().unwrap();
         match direction {
             Direction::ToServer if frame.subject() == "$JS.API.STREAM.MSG.GET.KV_HOLDFAST" => {
-                reads.extend(frame.reply().map(str::to_owned));
+                if on.load(Ordering::SeqCst) == 1 {
+                    reads.extend(frame.reply().map(str::to_owned));
+                }
                 Fate::Forward
             }
             Direction::ToClient if reads.contains(frame.subject()) => Fate::Hold(held.clone()),
             _ => Fate::Forward,
         }
     });
+    let mut daemon = rig.ready_daemon("holdfast").unwrap();
+    // The first row begins the tenure, which reads the record. From then on only the trimmer reads it.
+    rig.publish(0, 2, 100, None).unwrap().finish(LONG).unwrap();
+    rig.landed(2, LONG, |_| daemon.must_run()).unwrap();
+    holding.store(1, Ordering::SeqCst);
+    rig.publish(1, 1_000, 100, None).unwrap().finish(LONG).unwrap();
+    rig.landed(1_002, LONG, |_| daemon.must_run()).unwrap();
     let client = async_nats::connect(rig.nats.url()).await.unwrap();
     let mut stream = async_nats::jetstream::new(client).get_stream("INGEST").await.unwrap();
-    // The first row begins a tenure, which reads the record: that read must pass.
+    // All is written, and the ledger has it: three of the trimmer's intervals long its answers do not come.
+    for _ in 0..30 {
+        assert!(
+            stream.info().await.unwrap().state.messages >= 1_000,
+            "trimmed without an answer of the ledger"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    holding.store(0, Ordering::SeqCst);
     gate.open();
-    rig.publish(0, 1_000, 100, None).unwrap().finish(LONG).unwrap();
-    rig.landed(1_000, LONG, |_| daemon.must_run()).unwrap();
-    let mut left = 0;
-    for _ in 0..100 {
-        left = stream.info().await.unwrap().state.messages;
+    let info = &mut stream;
+    let mut left = u64::MAX;
+    for _ in 0..400 {
+        left = info.info().await.unwrap().state.messages;
         if left == 1 {
             break;
         }
@@ -196,6 +201,6 @@ async fn what_is_written_is_trimmed_up_to_the_floor_and_no_further() {
     }
     // The row at the floor stays: it shows later that the stream still is the same.
     assert_eq!(left, 1);
-    assert_eq!(stream.info().await.unwrap().state.last_sequence, 1_000);
+    assert_eq!(info.info().await.unwrap().state.last_sequence, 1_002);
     assert!(daemon.stop(Duration::from_secs(26)).unwrap().is_success());
 }

@@ -199,6 +199,18 @@ pub enum ConfigError {
     /// The URL does not parse. It is not quoted: it may hold a password.
     #[error("clickhouse.url is no URL ({0}); write http://host:8123 or https://host:8443")]
     Url(String),
+    /// Two subjects' rows would go to one table.
+    #[error(
+        "tables.{one} and tables.{other} both go to {target}: a table has one writer, so give each its own"
+    )]
+    Shared {
+        /// A table.
+        one: String,
+        /// Another.
+        other: String,
+        /// Where both go.
+        target: String,
+    },
     /// The URL holds what has keys of its own.
     #[error("clickhouse.url holds {part}; {instead}")]
     UrlPart {
@@ -294,7 +306,7 @@ impl Checked {
         let name = |section: &str, key, error| ConfigError::Name { section: section.to_owned(), key, error };
         identifier::quote(&config.database).map_err(|error| name("clickhouse", "database", error))?;
         check_table("defaults", &config.defaults)?;
-        let mut tables = BTreeMap::new();
+        let mut tables: BTreeMap<TableName, Resolved> = BTreeMap::new();
         for (table, asked) in &config.tables {
             let section = format!("tables.{table}");
             check_table(&section, asked)?;
@@ -304,6 +316,16 @@ impl Checked {
                     .map(|_| (config.database.clone(), table.as_str().to_owned())),
             }
             .map_err(|error| name(&section, "table", error))?;
+            if let Some((other, _)) = tables
+                .iter()
+                .find(|(_, known): &(_, &Resolved)| (&known.database, &known.table) == (&database, &name))
+            {
+                return Err(ConfigError::Shared {
+                    one: other.to_string(),
+                    other: table.to_string(),
+                    target: name,
+                });
+            }
             tables.insert(table.clone(), Resolved { database, table: name, asked: asked.clone() });
         }
         Ok(Self { url, config, tables })
@@ -312,6 +334,18 @@ impl Checked {
     /// What is asked of `table`.
     pub(crate) fn asked(&self, table: &TableName) -> &TableConfig {
         self.tables.get(table).map_or(&self.config.defaults, |resolved| &resolved.asked)
+    }
+
+    /// Whose section names the table that `table` would go to by its own name, if one does.
+    pub(crate) fn taken_by(&self, table: &TableName) -> Option<&TableName> {
+        if self.tables.contains_key(table) {
+            return None;
+        }
+        let target = self.target(table);
+        self.tables
+            .iter()
+            .find(|(_, known)| (&*known.database, &*known.table) == target)
+            .map(|(name, _)| name)
     }
 
     /// Where the rows of `table` go.

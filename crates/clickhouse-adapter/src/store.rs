@@ -146,23 +146,23 @@ impl Port for Store {
         let inner = &self.0;
         match command {
             Command::Insert(insert) => {
-                let outcome = inner.underway.run(insert.shard, inner.insert(&insert)).await;
+                let outcome = inner.underway.run(insert.shard, insert.attempt, inner.insert(&insert)).await;
                 let outcome = outcome.unwrap_or_else(|_| InsertOutcome::Doubt(refusal(None, GIVEN_UP)));
                 Some(Reply::Inserted { attempt: insert.attempt, table: insert.table, outcome })
             }
             Command::ReadBack { attempt, shard, table, target, created, first, last } => {
                 let work = inner.read_back(&table, &target, created, first, last);
-                let outcome = inner.underway.run(shard, work).await;
+                let outcome = inner.underway.run(shard, attempt, work).await;
                 let outcome = outcome.unwrap_or_else(|_| Err(refusal(None, GIVEN_UP)));
                 Some(Reply::ReadBack { attempt, table, outcome })
             }
             Command::Describe { attempt, shard, table } => {
-                let outcome = inner.underway.run(shard, inner.describe(&table)).await;
+                let outcome = inner.underway.run(shard, attempt, inner.describe(&table)).await;
                 let outcome = outcome.unwrap_or_else(|_| Err(DescribeError::Failed(refusal(None, GIVEN_UP))));
                 Some(Reply::Described { attempt, table, outcome })
             }
-            Command::Abort { shard } => {
-                inner.underway.abort(shard);
+            Command::Abort { shard, until } => {
+                inner.underway.abort(shard, until);
                 None
             }
         }
@@ -327,6 +327,12 @@ impl Inner {
         let (database, name) = self.checked.target(table);
         if database.is_empty() || name.is_empty() {
             return Err(DescribeError::Unfit("a table without a name".to_owned()));
+        }
+        if let Some(other) = self.checked.taken_by(table) {
+            return Err(DescribeError::Unfit(format!(
+                "tables.{other} goes to {database}.{name} already, and a table has one writer; give {table} a section \
+                 with a table of its own"
+            )));
         }
         let target = Target { database: database.into(), table: name.into(), level: Level::AtLeastOnce };
         let facts = async {

@@ -548,7 +548,7 @@ async fn a_shard_given_up_gets_its_answers() {
     other.shard = ShardId(4);
     let other = bed.start(Command::Insert(other));
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(bed.store.call(Command::Abort { shard: SHARD }).await, None);
+    assert_eq!(bed.store.call(Command::Abort { shard: SHARD, until: Attempt(u64::MAX) }).await, None);
     assert!(doubt(inserted(ours.await.unwrap())).message.contains("given up"));
     assert!(matches!(described(asked.await.unwrap()), Err(DescribeError::Failed(_))));
     assert!(!other.is_finished());

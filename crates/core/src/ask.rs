@@ -10,6 +10,11 @@ use crate::time::Instant;
 pub(crate) struct Attempts(u64);
 
 impl Attempts {
+    /// The last number given out.
+    pub(crate) const fn last(&self) -> Attempt {
+        Attempt(self.0)
+    }
+
     pub(crate) fn next(&mut self) -> Attempt {
         self.0 += 1;
         Attempt(self.0)
@@ -26,7 +31,7 @@ pub(crate) struct Ask {
 
 impl Ask {
     /// Longer than any adapter waits for an answer: past it the adapter itself is not believed any more.
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     /// To be asked at `due`.
     pub(crate) const fn at(due: Instant) -> Self {

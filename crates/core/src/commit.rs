@@ -253,9 +253,15 @@ impl Committer {
         };
         let revision = entry.as_ref().map_or(Revision(0), |entry| entry.revision);
         match own(entry, &flight.record) {
-            Ok(_) => {
+            Ok(stored) if stored == flight.record || !safeguard(Rule::AdoptOwnTenureOnly) => {
                 self.land(revision, asked_at);
                 Settled::Written
+            }
+            // This tenure's, and not what is being written: an answer from before the conflict. Whoever
+            // conflicted shows at the next look.
+            Ok(_) => {
+                read.again(now, Duration::from_millis(200));
+                Settled::Nothing
             }
             Err(_) if !safeguard(Rule::ConflictEndsTenure) => {
                 let record = flight.record.clone();

@@ -128,12 +128,19 @@ impl Open {
     }
 }
 
+/// A table is described again after this long: its window can be taken away, its engine changed.
+const DESCRIBED_FOR: Duration = Duration::from_mins(1);
+
 /// Where a lane's rows go.
 #[derive(Clone, Debug)]
-enum Destination {
+struct Destination {
+    /// For the next batch; none while it is not known.
+    target: Option<Target>,
+    /// What people were told last.
+    told: Option<Target>,
     /// To be described when due; under way.
-    Unknown(Ask, u32),
-    Known(Target),
+    ask: Ask,
+    tries: u32,
 }
 
 /// A table's rows, in order.
@@ -154,7 +161,8 @@ pub(crate) struct Lane {
 impl Lane {
     /// A lane without rows, done up to `done`.
     pub(crate) fn new(table: TableName, done: Seq, target: Option<Target>, now: Instant) -> Self {
-        let destination = target.map_or(Destination::Unknown(Ask::at(now), 0), Destination::Known);
+        let ask = Ask::at(if target.is_some() { now + DESCRIBED_FOR } else { now });
+        let destination = Destination { told: target.clone(), target, ask, tries: 0 };
         Self {
             table,
             done,
@@ -197,10 +205,7 @@ impl Lane {
 
     /// Where the lane's rows go, if that is known.
     pub(crate) fn target(&self) -> Option<&Target> {
-        match &self.destination {
-            Destination::Known(target) => Some(target),
-            Destination::Unknown(..) => None,
-        }
+        self.destination.target.as_ref()
     }
 
     /// Why it does not get on.
@@ -420,9 +425,8 @@ impl Lane {
 
     /// Does what is due: describes, reads back, sends. Says whether the record must be read again first.
     pub(crate) fn advance(&mut self, cx: &mut Context<'_>) -> Advance {
-        if let Destination::Unknown(ask, _) = &mut self.destination
-            && (!self.held.is_empty() || self.open.is_some())
-            && let Some(attempt) = ask.take(cx.now, cx.attempts)
+        if self.wants_description()
+            && let Some(attempt) = self.destination.ask.take(cx.now, cx.attempts)
         {
             let table = self.table.clone();
             cx.out.store(Command::Describe { attempt, shard: cx.shard, table });
@@ -531,12 +535,16 @@ impl Lane {
         }
     }
 
+    /// Whether somebody waits for it: not a row that can never be inserted.
+    fn wants_description(&self) -> bool {
+        self.open.is_some() || self.held.front().is_some_and(|held| held.row.verdict == Verdict::Good)
+    }
+
     /// When [`Self::advance`] or, if a batch may be opened at all, [`Self::close_batch`] has something to do.
     pub(crate) fn next_wakeup(&self, now: Instant, closing: Closing, may_open: bool) -> Option<Instant> {
-        let describe = match &self.destination {
-            Destination::Unknown(ask, _) if !self.held.is_empty() || self.open.is_some() => Some(ask.due()),
-            _ => None,
-        };
+        // A description that is only old waits for something else to happen.
+        let describe =
+            (self.target().is_none() && self.wants_description()).then(|| self.destination.ask.due());
         let next = match &self.open {
             Some(open) => match &open.stage {
                 Stage::Send(_) if open.awaits_proof => None,
@@ -638,6 +646,18 @@ impl Lane {
             self.set_trouble(Trouble::Stopped(why), cx);
             return Freed::default();
         }
+        if let Rows::Whole { rows, .. } = &open.rows {
+            let foreign =
+                found.seqs.iter().find(|seq| rows.binary_search_by_key(seq, |row| &row.seq).is_err());
+            if let Some(seq) = foreign {
+                let why = format!(
+                    "row {seq} is in the table and not among its rows: does another table's configuration name it?"
+                );
+                open.stage = Stage::Stopped;
+                self.set_trouble(Trouble::Stopped(why), cx);
+                return Freed::default();
+            }
+        }
         if found.seqs.len() as u64 == u64::from(open.batch.rows) {
             return self.finish(cx);
         }
@@ -675,14 +695,19 @@ impl Lane {
         outcome: Result<Target, DescribeError>,
         cx: &mut Context<'_>,
     ) {
-        let Destination::Unknown(ask, tries) = &mut self.destination else { return };
+        let Destination { target, told, ask, tries } = &mut self.destination;
         if !ask.awaits(attempt) {
             return;
         }
         match outcome {
-            Ok(target) => {
-                cx.out.notice(Notice::Described { table: self.table.clone(), target: target.clone() });
-                self.destination = Destination::Known(target);
+            Ok(found) => {
+                *tries = 0;
+                ask.again(cx.now, DESCRIBED_FOR);
+                if told.as_ref() != Some(&found) {
+                    cx.out.notice(Notice::Described { table: self.table.clone(), target: found.clone() });
+                    *told = Some(found.clone());
+                }
+                *target = Some(found);
                 if matches!(self.trouble, Some(Trouble::Table(_))) {
                     self.clear_trouble(cx);
                 }
@@ -691,8 +716,13 @@ impl Lane {
                 *tries += 1;
                 ask.again(cx.now, backoff(*tries, MAX_BACKOFF, attempt.0));
                 let trouble = match error {
+                    // What was known a minute ago is good enough until somebody can be asked again.
+                    DescribeError::Failed(_) if target.is_some() => return,
                     DescribeError::Failed(refusal) => Trouble::Store(refusal.to_string()),
-                    other => Trouble::Table(other.to_string()),
+                    other => {
+                        *target = None;
+                        Trouble::Table(other.to_string())
+                    }
                 };
                 self.set_trouble(trouble, cx);
             }
@@ -726,14 +756,14 @@ impl Lane {
 
     fn refused(&mut self, refusal: &Refusal, cx: &mut Context<'_>) {
         // The table may be another one by now (made anew, a column added): the next batch asks.
-        if !matches!(self.destination, Destination::Unknown(..)) {
-            self.destination = Destination::Unknown(Ask::at(cx.now), 0);
+        if self.destination.target.take().is_some() {
+            self.destination.ask = Ask::at(cx.now);
         }
         self.set_trouble(Trouble::Store(refusal.to_string()), cx);
     }
 
     fn set_trouble(&mut self, trouble: Trouble, cx: &mut Context<'_>) {
-        if self.trouble.as_ref() != Some(&trouble) {
+        if !self.trouble.as_ref().is_some_and(|known| known.is_like(&trouble)) {
             cx.out.notice(Notice::Trouble { table: self.table.clone(), trouble: trouble.clone() });
             self.trouble = Some(trouble);
         }

@@ -64,6 +64,16 @@ pub enum Trouble {
 }
 
 impl Trouble {
+    /// Whether it is the same trouble in perhaps other words: messages of one code carry figures that change.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        let code = |why: &str| why.split_once(':').map_or(why, |(code, _)| code).to_owned();
+        match (self, other) {
+            (Self::Store(a), Self::Store(b)) | (Self::Table(a), Self::Table(b)) => code(a) == code(b),
+            _ => self == other,
+        }
+    }
+
     /// The kind as a word, for metrics.
     #[must_use]
     pub const fn key(&self) -> &'static str {

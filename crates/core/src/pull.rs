@@ -43,6 +43,8 @@ pub(crate) struct Puller {
     not_before: Instant,
     /// Pulls in a row that nobody answered for.
     unserved: u32,
+    /// Pulls that the server refused, or that could not be sent.
+    failed: u32,
 }
 
 impl Puller {
@@ -53,7 +55,7 @@ impl Puller {
 
     /// `interval`: a third of the pinned TTL.
     pub(crate) const fn new(interval: Duration, now: Instant) -> Self {
-        Self { interval, under_way: None, last_sent: now, not_before: now, unserved: 0 }
+        Self { interval, under_way: None, last_sent: now, not_before: now, unserved: 0, failed: 0 }
     }
 
     pub(crate) const fn is_idle(&self) -> bool {
@@ -140,16 +142,17 @@ impl Puller {
         match end {
             PullEnd::NoResponders | PullEnd::Failed(_) | PullEnd::LeaderChanged | PullEnd::NotPinned => {
                 self.unserved += u32::from(end == PullEnd::NoResponders);
+                self.failed += u32::from(matches!(end, PullEnd::Failed(_)));
                 // Nothing to wait for when the server has just told of a change.
                 let wait = match end {
                     PullEnd::NoResponders | PullEnd::Failed(_) => {
-                        backoff(self.unserved.max(1), Duration::from_secs(1), attempt.0)
+                        backoff((self.unserved + self.failed).max(1), Duration::from_secs(1), attempt.0)
                     }
                     _ => Duration::from_millis(5),
                 };
                 self.not_before = now + wait;
             }
-            _ => self.unserved = 0,
+            _ => (self.unserved, self.failed) = (0, 0),
         }
         Some(Ended { purpose: pull.purpose, received: pull.received, end })
     }

@@ -295,7 +295,8 @@ impl Shard {
             return;
         }
         out.delivery(delivery::Command::Close { inbox: Inbox(self.env.inboxes) });
-        out.store(store::Command::Abort { shard: self.env.config.shard });
+        let until = self.env.attempts.last();
+        out.store(store::Command::Abort { shard: self.env.config.shard, until });
         if let Phase::Owning(_) = self.phase {
             out.report(Report::Lost);
         }

@@ -106,8 +106,11 @@ impl Standby {
             }
             Reply::Ended { attempt, end } => self.on_ended(env, now, attempt, end, out),
             Reply::Inspected { attempt, outcome } => self.on_inspected(env, now, attempt, outcome, out),
-            Reply::Reset { attempt, .. } => {
+            Reply::Reset { attempt, outcome } => {
                 // Whether it was done shows at the next look.
+                if let Err(failure) = outcome {
+                    out.notice(Notice::Waiting { what: "reset", why: failure.to_string() });
+                }
                 if let Step::Rewind(ask, ..) = &self.step
                     && ask.awaits(attempt)
                 {
@@ -116,7 +119,7 @@ impl Standby {
                 Next::Stay
             }
             Reply::Disrupted => {
-                self.renew_inbox(env);
+                self.renew_inbox(env, out);
                 Next::Stay
             }
             Reply::Unpinned { .. } => Next::Stay,
@@ -143,7 +146,7 @@ impl Standby {
                 false
             }
             PullEnd::LeaderChanged => {
-                self.renew_inbox(env);
+                self.renew_inbox(env, out);
                 false
             }
             PullEnd::Full | PullEnd::TooLarge | PullEnd::NotPinned | PullEnd::Closed => false,
@@ -190,6 +193,11 @@ impl Standby {
             });
             return Next::Stay;
         }
+        if idle && seen.shard_last.is_none() {
+            // No row, no pin, no tenure: a reset brings nothing. It is settled with the shard's next row.
+            let why = "the rows of its open batch were removed from the stream; the next row of the shard settles it";
+            out.notice(Notice::Waiting { what: "finish a shard without rows", why: why.to_owned() });
+        }
         self.step = if idle && safeguard(Rule::ResetWhenStranded) {
             let floor = loaded.record.as_ref().filter(|record| record.stream_created == seen.created);
             let from = floor.map_or(Seq::ZERO, |record| record.floor).next();
@@ -204,15 +212,15 @@ impl Standby {
         Next::Stay
     }
 
-    fn renew_inbox(&mut self, env: &mut Env) {
+    fn renew_inbox(&mut self, env: &mut Env, out: &mut Actions) {
+        out.delivery(Command::Close { inbox: self.inbox });
         self.puller.forget();
         self.inbox = env.fresh_inbox();
     }
 
     pub(crate) fn poll(&mut self, env: &mut Env, now: Instant, out: &mut Actions) -> Next {
         if self.puller.dead_at().is_some_and(|at| at <= now) {
-            out.delivery(Command::Close { inbox: self.inbox });
-            self.renew_inbox(env);
+            self.renew_inbox(env, out);
             if matches!(self.step, Step::Wait) {
                 self.step = Step::Read(Ask::at(now));
             }
@@ -267,10 +275,9 @@ impl Standby {
 
 /// Whether rows of the shard were delivered to somebody who did not finish them.
 fn is_unfinished(record: Option<&Record>, seen: &Inspection) -> bool {
-    let Some(shard_last) = seen.shard_last else { return record.is_some_and(Record::has_open) };
     match record.filter(|record| record.stream_created == seen.created) {
-        Some(record) => record.has_open() || record.floor < shard_last,
-        None => true,
+        Some(record) => record.has_open() || seen.shard_last.is_some_and(|last| record.floor < last),
+        None => seen.shard_last.is_some(),
     }
 }
 

@@ -58,6 +58,8 @@ pub(crate) struct Tenure {
     floor_written_at: Instant,
     /// A row waits that is larger than the room there is.
     capped: bool,
+    /// Lanes wait for others to leave the record, which is as large as the ledger takes.
+    record_full: bool,
     halting: bool,
 }
 
@@ -97,6 +99,7 @@ impl Tenure {
             budget: Budget::new(env.share),
             floor_written_at: now,
             capped: false,
+            record_full: false,
             halting: false,
             commit,
         })
@@ -408,6 +411,7 @@ impl Tenure {
 
     fn reset(&mut self, env: &mut Env, now: Instant, reason: ResyncReason) {
         self.puller.forget();
+        self.capped = false;
         self.inbox = env.fresh_inbox();
         self.position = Position::Resetting { ask: Ask::at(now), inbox: self.inbox, reason };
     }
@@ -437,7 +441,7 @@ impl Tenure {
     /// bytes are bounded such that even a pull full of the smallest rows stays within the share.
     fn room(&self, env: &Env) -> Option<(u64, u64)> {
         let share = self.budget.share();
-        if self.capped || self.lanes.len() >= env.config.max_lanes {
+        if self.capped || self.has_too_many_lanes(env) {
             return None;
         }
         let bytes = self.budget.room_bytes();
@@ -469,6 +473,12 @@ impl Tenure {
         }
     }
 
+    /// Lanes that only wait for the floor to pass them hold no rows, and nothing up for them.
+    fn has_too_many_lanes(&self, env: &Env) -> bool {
+        let max = env.config.max_lanes;
+        self.lanes.len() >= max && self.lanes.values().filter(|lane| !lane.is_idle()).count() >= max
+    }
+
     fn is_full(&self, env: &Env) -> bool {
         self.budget.rows() > 0 && self.room(env).is_none()
     }
@@ -497,19 +507,29 @@ impl Tenure {
         if !moved && !batches && !self.lanes.values().any(Lane::wants_write) {
             return None;
         }
+        let mut opened = false;
         if batches {
-            // The ledger takes records up to a size. The lane that holds the floor back comes first, so
-            // that what others have written can leave the record.
+            // The ledger takes records up to a size; past it lanes wait for others to leave the record. The one
+            // that holds the floor back may go a little further: until it is done none of them leaves.
             let mut waiting: Vec<_> =
                 self.lanes.values_mut().filter(|lane| lane.wants_batch(now, closing)).collect();
             waiting.sort_by_key(|lane| lane.floor_bound(floor).map(|mark| mark.seq));
             let mut size = self.commit.size();
-            for (place, lane) in waiting.into_iter().enumerate() {
+            let limit = env.config.max_record;
+            self.record_full = false;
+            for lane in waiting {
                 size += lane.record_size();
-                if place == 0 || size <= env.config.max_record {
+                let holds_floor = lane.floor_bound(floor).is_some_and(|mark| mark.seq == floor.seq);
+                if size <= limit || (holds_floor && size <= limit + limit / 14) {
                     lane.close_batch(now, closing);
+                    opened = true;
+                } else {
+                    self.record_full = true;
                 }
             }
+        }
+        if !moved && !opened && !self.lanes.values().any(Lane::wants_write) {
+            return None;
         }
         let stored = self.commit.stored()?;
         let lanes = self
@@ -613,7 +633,7 @@ impl Tenure {
                     Some(self.puller.rows(now, &mut env.attempts, self.inbox, pin, Puller::MAX_BATCH, None))
                 }
                 // Larger than the whole share: alone, when nothing else is held.
-                None if self.budget.rows() == 0 && self.lanes.len() < env.config.max_lanes => {
+                None if self.budget.rows() == 0 => {
                     Some(self.puller.rows(now, &mut env.attempts, self.inbox, pin, 1, None))
                 }
                 None => None,
@@ -622,6 +642,13 @@ impl Tenure {
                 out.delivery(Command::Pull(pull));
                 return;
             }
+        }
+        if now >= self.puller.renew_at() && (self.record_full || self.has_too_many_lanes(env)) {
+            let why = format!(
+                "{} are at work, as many as topology.max_lanes or the record allow",
+                self.lanes.len()
+            );
+            out.notice(Notice::Waiting { what: "take rows of more tables", why });
         }
         if now >= self.puller.renew_at() && safeguard(Rule::RenewAtCap) {
             let pull = self.puller.renewal(now, &mut env.attempts, self.inbox, self.pin.clone());
@@ -639,7 +666,7 @@ impl Tenure {
         }
         let clean = self.lanes.values().all(Lane::is_idle);
         if !clean {
-            out.store(store::Command::Abort { shard: env.config.shard });
+            out.store(store::Command::Abort { shard: env.config.shard, until: env.attempts.last() });
         }
         if self.budget.rows() > 0 {
             let why = if late { "the time for stopping is up" } else { "what is left cannot be written now" };
@@ -652,7 +679,8 @@ impl Tenure {
         let closing = self.closing(env);
         let now = self.puller.renew_at();
         // While a write is under way no batch can be opened: its answer, not the time, is what comes next.
-        let may_open = !self.commit.is_busy();
+        // The same with a record that is full: some lane's answer empties it.
+        let may_open = !self.commit.is_busy() && !self.record_full;
         let lanes = self.lanes.values().filter_map(|lane| lane.next_wakeup(now, closing, may_open));
         let position = match &self.position {
             Position::Looking { ask, .. }
@@ -664,9 +692,7 @@ impl Tenure {
             .then(|| self.floor_written_at + FLOOR_INTERVAL);
         let pull = self.puller.is_idle().then(|| {
             let wants_rows = matches!(self.position, Position::Flowing)
-                && (self.room(env).is_some()
-                    || self.inherited_room().is_some()
-                    || (self.budget.rows() == 0 && self.lanes.len() < env.config.max_lanes));
+                && (self.room(env).is_some() || self.inherited_room().is_some() || self.budget.rows() == 0);
             if wants_rows { self.puller.may_pull_at() } else { self.puller.renew_at() }
         });
         let stop = if self.halting { env.stop_at } else { None };

@@ -10,9 +10,15 @@ use crate::ask::{Ask, Attempts};
 use crate::notice::Notice;
 use crate::ports::{Attempt, ledger, retention};
 use crate::record::Record;
-use crate::row::{Seq, ShardId};
+use crate::row::{Mark, Seq, ShardId};
 use crate::rule::{Rule, safeguard};
 use crate::time::{Instant, Timestamp};
+
+/// A floor that stands still for so long while others move is worth a word.
+const HELD_BACK_AFTER: Duration = Duration::from_mins(1);
+
+/// Samples of how far the stream was done: as many as make a history fine enough.
+const MAX_SAMPLES: usize = 1_024;
 
 /// What a trimmer needs to know.
 #[derive(Clone, Debug)]
@@ -47,14 +53,17 @@ pub enum Action {
     Notice(Notice),
 }
 
+/// What the records say: each stream's creation, floor, and highest row.
+type Floors = BTreeMap<ShardId, (Timestamp, Seq, Mark)>;
+
 #[derive(Debug)]
 enum Step {
     /// Nothing to do until then.
     Rest(Instant),
     /// Reading the records.
-    Read { asks: BTreeMap<ShardId, Ask>, floors: BTreeMap<ShardId, (Timestamp, Seq)> },
+    Read { asks: BTreeMap<ShardId, Ask>, floors: Floors },
     /// Trimming.
-    Trim { ask: Ask, created: Timestamp, below: Seq },
+    Trim { ask: Ask, created: Timestamp, below: Seq, witness: Mark },
 }
 
 /// The state machine that trims.
@@ -66,7 +75,8 @@ pub struct Trim {
     /// How far the stream was done at which instant, until the history is over.
     samples: VecDeque<(Instant, Timestamp, Seq)>,
     trimmed: Option<(Timestamp, Seq)>,
-    held_back_by: Option<ShardId>,
+    /// Whose floor is the lowest, where, and since when.
+    held_back: Option<(ShardId, Seq, Instant)>,
 }
 
 impl Trim {
@@ -79,23 +89,19 @@ impl Trim {
             step: Step::Rest(now),
             samples: VecDeque::new(),
             trimmed: None,
-            held_back_by: None,
+            held_back: None,
         }
-    }
-
-    /// The shard whose floor is the lowest: it decides how far the stream can be trimmed.
-    #[must_use]
-    pub const fn held_back_by(&self) -> Option<ShardId> {
-        self.held_back_by
     }
 
     /// Takes an event at the instant `now`, which never goes back, and says what is to be done.
     pub fn handle(&mut self, now: Instant, event: Event, out: &mut Vec<Action>) {
         match event {
             Event::Wakeup | Event::Ledger(ledger::Reply::Written { .. }) => {}
-            Event::Ledger(ledger::Reply::Read { attempt, outcome }) => self.on_read(now, attempt, outcome),
+            Event::Ledger(ledger::Reply::Read { attempt, outcome }) => {
+                self.on_read(now, attempt, outcome, out);
+            }
             Event::Retention(retention::Reply::Trimmed { attempt, outcome }) => {
-                if let Step::Trim { ask, created, below } = &self.step
+                if let Step::Trim { ask, created, below, .. } = &self.step
                     && ask.awaits(attempt)
                 {
                     match outcome {
@@ -124,6 +130,7 @@ impl Trim {
         now: Instant,
         attempt: Attempt,
         outcome: Result<Option<ledger::Entry>, crate::ports::Failure>,
+        out: &mut Vec<Action>,
     ) {
         let Step::Read { asks, floors } = &mut self.step else { return };
         let Some(shard) = asks.iter().find(|(_, ask)| ask.awaits(attempt)).map(|(shard, _)| *shard) else {
@@ -135,29 +142,36 @@ impl Trim {
         };
         let Some(record) = record else {
             // A shard that nothing is known of holds everything back.
+            let why = format!("nothing is known of shard {shard}: its record is missing or cannot be read");
+            out.push(Action::Notice(Notice::Waiting { what: "trim", why }));
             self.step = Step::Rest(now + self.config.interval);
             return;
         };
         asks.remove(&shard);
-        floors.insert(shard, (record.stream_created, record.floor));
+        floors.insert(shard, (record.stream_created, record.floor, record.high));
         if asks.is_empty() {
             let floors = std::mem::take(floors);
-            self.step = self.decide(now, &floors);
+            self.step = self.decide(now, &floors, out);
         }
     }
 
-    fn decide(&mut self, now: Instant, floors: &BTreeMap<ShardId, (Timestamp, Seq)>) -> Step {
+    fn decide(&mut self, now: Instant, floors: &Floors, out: &mut Vec<Action>) -> Step {
         let rest = Step::Rest(now + self.config.interval);
-        let lowest = floors.iter().min_by_key(|(_, (_, floor))| *floor);
-        let Some((shard, &(created, floor))) = lowest else { return rest };
-        self.held_back_by = Some(*shard);
-        if floors.values().any(|(other, _)| *other != created) {
+        let lowest = floors.iter().min_by_key(|(_, (_, floor, _))| *floor);
+        let Some((shard, &(created, floor, _))) = lowest else { return rest };
+        if floors.values().any(|(other, ..)| *other != created) {
             return rest;
         }
-        let highest = floors.values().map(|(_, floor)| *floor).max().unwrap_or(floor);
+        let highest = floors.values().map(|(_, floor, _)| *floor).max().unwrap_or(floor);
+        let witness = floors.values().fold(Mark::default(), |witness, (.., high)| witness.max(*high));
+        self.tell_what_holds_back(now, *shard, floor, highest, out);
         let done = if safeguard(Rule::LedgerBeforeTrim) { floor } else { highest.next() };
         self.samples.retain(|(_, other, _)| *other == created);
-        self.samples.push_back((now, created, done));
+        // A long history is kept in coarser steps.
+        let step = self.config.history / u32::try_from(MAX_SAMPLES).unwrap_or(1);
+        if self.samples.back().is_none_or(|(at, ..)| now.since(*at) >= step) {
+            self.samples.push_back((now, created, done));
+        }
         // The last sample that is old enough decides; the ones before it are not needed any more.
         while self.samples.len() > 1 && now.since(self.samples[1].0) >= self.config.history {
             self.samples.pop_front();
@@ -169,9 +183,30 @@ impl Trim {
                     && below > Seq::ZERO.next()
                     && self.trimmed.is_none_or(|trimmed| trimmed.0 != created || trimmed.1 < below) =>
             {
-                Step::Trim { ask: Ask::at(now), created, below }
+                Step::Trim { ask: Ask::at(now), created, below, witness }
             }
             _ => rest,
+        }
+    }
+
+    /// The shard whose floor is the lowest decides how far the stream can be trimmed. When it has stood still for
+    /// a while and others have gone on, somebody should know which it is.
+    fn tell_what_holds_back(
+        &mut self,
+        now: Instant,
+        shard: ShardId,
+        floor: Seq,
+        highest: Seq,
+        out: &mut Vec<Action>,
+    ) {
+        match self.held_back {
+            Some((_, known, since)) if known == floor && floor < highest => {
+                if now.since(since) >= HELD_BACK_AFTER {
+                    let why = format!("shard {shard} holds it back at row {floor}, others are at {highest}");
+                    out.push(Action::Notice(Notice::Waiting { what: "trim the stream further", why }));
+                }
+            }
+            _ => self.held_back = Some((shard, floor, now)),
         }
     }
 
@@ -191,10 +226,15 @@ impl Trim {
                     }
                 }
             }
-            Step::Trim { ask, created, below } => {
+            Step::Trim { ask, created, below, witness } => {
                 if let Some(attempt) = ask.take(now, &mut self.attempts) {
-                    let (created, below) = (*created, *below);
-                    out.push(Action::Retention(retention::Command::Trim { attempt, created, below }));
+                    let (created, below, witness) = (*created, *below, *witness);
+                    out.push(Action::Retention(retention::Command::Trim {
+                        attempt,
+                        created,
+                        below,
+                        witness,
+                    }));
                 }
             }
         }

@@ -72,6 +72,9 @@ Examples:
   holdfast verify --table clicks --receipt rows.receipt
   holdfast verify --table clicks --json       against what the stream still holds")]
     Verify(Verify),
+    /// What the ledger says is written, and a new start for a shard.
+    #[command(subcommand)]
+    Ledger(LedgerCommand),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -100,6 +103,36 @@ pub enum TopologyCommand {
         /// Print what was done as JSON.
         #[command(flatten)]
         json: Json,
+    },
+}
+
+/// What to do with the ledger.
+#[derive(Debug, Subcommand)]
+pub enum LedgerCommand {
+    /// Show the records: what is done, and which batches may have been sent.
+    Show {
+        /// Only this shard.
+        #[arg(long, value_name = "N")]
+        shard: Option<u32>,
+        /// Print them as JSON.
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Give a shard a new start, after its stream lost rows and used their sequences again.
+    #[command(after_help = "\
+Examples:
+  holdfast ledger rebase --shard 3 --to seq:1048576
+  holdfast ledger rebase --shard 3 --to first --yes")]
+    Rebase {
+        /// The shard.
+        #[arg(long, value_name = "N")]
+        shard: u32,
+        /// The first row that it takes from then on: first, new or seq:N.
+        #[arg(long, value_name = "START")]
+        to: String,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
     },
 }
 

@@ -84,13 +84,18 @@ impl Default for Members {
 #[derive(Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Nats {
+    #[serde(deserialize_with = "text")]
     url: String,
     credentials: Option<PathBuf>,
+    #[serde(deserialize_with = "text")]
     user: String,
+    #[serde(deserialize_with = "text")]
     password: String,
     password_file: Option<PathBuf>,
+    #[serde(deserialize_with = "text")]
     token: String,
     token_file: Option<PathBuf>,
+    #[serde(deserialize_with = "text")]
     nkey: String,
     nkey_file: Option<PathBuf>,
     tls: NatsTls,
@@ -249,9 +254,12 @@ impl Default for Limits {
 #[derive(Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClickHouse {
+    #[serde(deserialize_with = "text")]
     url: String,
     database: String,
+    #[serde(deserialize_with = "text")]
     user: String,
+    #[serde(deserialize_with = "text")]
     password: String,
     password_file: Option<PathBuf>,
     compression: String,
@@ -350,6 +358,11 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
+/// A text, also where it looks like a number: a password may.
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Text::deserialize(deserializer).map(|text| text.0)
+}
+
 /// Environment and `--set` give texts; a file gives numbers.
 fn number<'de, D: Deserializer<'de>, T: FromStr>(deserializer: D) -> Result<T, D::Error> {
     let text = Text::deserialize(deserializer)?.0;
@@ -413,8 +426,9 @@ impl Config {
             None if default.exists() => figment = figment.merge(Toml::file_exact(default)),
             None => {}
         }
-        let environment = std::env::vars()
+        let environment = std::env::vars_os()
             .filter_map(|(key, value)| {
+                let (key, value) = (key.into_string().ok()?, value.into_string().ok()?);
                 let key = key.strip_prefix("HOLDFAST_")?.to_ascii_lowercase();
                 // Others (HOLDFAST_CACHE…) are not configuration.
                 key.contains("__").then(|| (key.split("__").map(str::to_owned).collect(), value))
@@ -462,6 +476,10 @@ impl Config {
         }
         if self.limits.handover.0.is_zero() {
             return Err(Exit::usage("limits.handover: longer than zero"));
+        }
+        // An insert is one block, and a block has these limits: see the settings that are sent with it.
+        if self.batch.max_rows > 10_000_000 || self.batch.max_bytes.0 > 2 << 30 {
+            return Err(Exit::usage("batch: at most 10000000 rows and 2GiB, so that an insert is one block"));
         }
         for (key, value, least) in [
             ("batch.max_rows", u64::from(self.batch.max_rows), 1),
@@ -712,6 +730,12 @@ fn explain(error: &figment::Error, file: &str) -> String {
                 None => format!("{source}: unknown key `{prefix}{field}`; known are {}", known.join(", ")),
             }
         }
+        // The parser shows the line itself, which may hold a secret.
+        figment::error::Kind::Message(words) if words.contains('\n') => {
+            let words: Vec<_> =
+                words.lines().filter(|line| !line.contains('|') && !line.trim().is_empty()).collect();
+            format!("{source}: {}", words.join(": "))
+        }
         kind if path.is_empty() => format!("{source}: {kind}"),
         kind => format!("{source}: {path}: {kind}"),
     }
@@ -776,6 +800,19 @@ mod tests {
             load("[nats]\nuser = \"u\"\npassword = \"hunter2\"\n[clickhouse]\npassword = \"hunter2\"")
                 .unwrap();
         assert!(!format!("{config:?} {:?} {:?}", config.nats(), config.clickhouse()).contains("hunter2"));
+    }
+
+    #[test]
+    fn a_line_with_a_secret_is_not_shown() {
+        for text in [
+            "[nats]\npassword = hunter2",
+            "[nats]\npassword = [\"hunter2\"]",
+            "[nats]\npassword = hunter2 = 3",
+        ] {
+            let error = load(text).unwrap_err();
+            assert!(!error.contains("hunter2") && error.lines().count() == 1, "{error}");
+        }
+        assert!(load("[nats]\nuser = \"u\"\npassword = 12345").is_ok());
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod clock;
 pub mod config;
 pub mod driver;
 pub mod exit;
+pub mod ledger;
 pub mod log;
 pub mod output;
 mod preflight;

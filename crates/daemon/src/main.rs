@@ -6,7 +6,7 @@ use clap::{CommandFactory, Parser};
 use holdfast::cli::{Cli, Command};
 use holdfast::config::Config;
 use holdfast::exit::Exit;
-use holdfast::{check, log, publish, run, topology, verify};
+use holdfast::{check, ledger, log, publish, run, topology, verify};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -36,6 +36,7 @@ fn carry_out(cli: &Cli) -> Result<(), Exit> {
             Command::Check(json) => check::check(&config, *json).await,
             Command::Publish(options) => publish::publish(&config, options).await,
             Command::Verify(options) => verify::verify(&config, options).await,
+            Command::Ledger(command) => ledger::ledger(&config, command).await,
             Command::Completions { .. } => Ok(()),
         }
     });

@@ -164,7 +164,14 @@ impl Sender<'_> {
             }
         }
         self.bytes += payload.len() as u64;
-        self.publisher.publish(&self.tables[table], payload).await.map_err(Exit::error)?;
+        if let Err(error) = self.publisher.publish(&self.tables[table], payload).await {
+            // What is stored is noted even if the rest failed.
+            self.settled()?;
+            if let Some(receipt) = self.receipt.take() {
+                receipt.finish()?;
+            }
+            return Err(Exit::error(error));
+        }
         self.rows += 1;
         if self.rows.is_multiple_of(1_000) {
             self.settled()?;

@@ -65,6 +65,7 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
     let mut lost = None;
     let mut misconfigured = None;
     let mut stopping = None;
+    let mut unwritten = false;
     while !running.is_empty() || (stopping.is_none() && lost.is_some()) {
         let kill = async {
             match stopping {
@@ -81,7 +82,8 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
                     false
                 }
                 Report::Lost => false,
-                Report::Released { .. } => {
+                Report::Released { clean } => {
+                    unwritten |= !clean;
                     running.remove(&shard);
                     false
                 }
@@ -92,11 +94,15 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
                     if start_needed {
                         misconfigured.get_or_insert(failure.to_string());
                     } else {
-                        lost.get_or_insert(format!("shard {shard}: {failure}"));
+                        lost.get_or_insert((matches!(failure, ShardFailure::ConsumerGone(_)), format!("shard {shard}: {failure}")));
                     }
                     stopping.is_none() && (exit || start_needed)
                 }
             },
+            Some(Err(error)) = tasks.join_next() => {
+                // A shard that panicked leaves nothing behind but what the ledger says; somebody starts us again.
+                return Err(Exit::error(format!("a shard's task failed, which is a fault of Holdfast: {error}")));
+            }
             _ = terminate.recv() => {
                 if stopping.is_some() {
                     return Err(Exit::error("stopped at once; rows that were held come again at the next start"));
@@ -110,7 +116,7 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
                 true
             }
             () = kill => {
-                warn!("the time for stopping is up; rows that were held come again at the next start");
+                unwritten = true;
                 break;
             }
         };
@@ -128,9 +134,14 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
         return Err(Exit::usage(why));
     }
     match lost {
-        Some(why) if config.topology.on_lost_shard == OnLostShard::Exit => Err(Exit::lost_shard(why)),
+        Some((true, why)) if config.topology.on_lost_shard == OnLostShard::Exit => Err(Exit::lost_shard(why)),
+        Some((false, why)) if config.topology.on_lost_shard == OnLostShard::Exit => Err(Exit::error(why)),
         _ => {
-            info!("stopped");
+            if unwritten {
+                warn!("stopped with rows unwritten; they are in the stream and come again at the next start");
+            } else {
+                info!("stopped");
+            }
             Ok(())
         }
     }
@@ -168,6 +179,16 @@ async fn start(config: &Config) -> Result<Running, Exit> {
 
     let store = Store::new(config.clickhouse()?, Arc::new(move || clock.now())).map_err(Exit::usage)?;
     let store = Arc::new(store);
+    // Rows wait for ClickHouse, however long; but somebody who mistyped its address should know at once.
+    tokio::spawn({
+        let store = Arc::clone(&store);
+        async move {
+            match store.ping().await {
+                Ok(server) => info!(version = server.version, "ClickHouse answers"),
+                Err(error) => warn!("{error}; rows wait for it"),
+            }
+        }
+    });
     let screen: Screen = {
         let store = Arc::clone(&store);
         Arc::new(move |table, payload| store.screen(table, payload))

@@ -184,6 +184,8 @@ impl Observer for Watcher {
             Report::Released { clean: false } => {
                 warn!(shard, "shard released with rows unwritten; they come again at the next start");
             }
+            // Of all shards alike, and told once at the end.
+            Report::Failed(ShardFailure::StartNeeded) => debug!(shard, "no record and no start"),
             Report::Failed(failure) => error!(shard, "shard ended: {failure}"),
         }
         drop(self.reports.send((self.shard, report.clone())));

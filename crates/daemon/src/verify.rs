@@ -122,7 +122,8 @@ async fn still_held(config: &Config, table: &TableName) -> Result<Expected, Exit
     // The record first: what it calls done cannot become undone by what is read after it.
     let mut done = BTreeMap::new();
     for shard in (0..topology.shards).map(ShardId) {
-        let Some(entry) = ledger.read(shard).await.map_err(Exit::error)? else { continue };
+        let entry = ledger.read(shard).await.map_err(Exit::error)?;
+        let Some(entry) = entry.filter(|entry| !entry.record.is_empty()) else { continue };
         let record = Record::decode(&entry.record).map_err(Exit::error)?;
         if record.stream_created == created {
             let lane = record.lanes.get(table).map_or(record.floor, |lane| lane.done.max(record.floor));

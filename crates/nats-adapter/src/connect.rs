@@ -407,7 +407,9 @@ fn on_event(hub: &Hub, event: &Event) {
             if let Some(subject) = denied_publish(words) {
                 hub.denied(subject);
             }
-            tracing::warn!(error = %cut(words), "the NATS server reported an error");
+            if hub.is_news() {
+                tracing::warn!(error = %cut(words), "the NATS server reported an error");
+            }
         }
         _ => {}
     }

@@ -47,6 +47,8 @@ pub(crate) struct Hub {
     waiting: Mutex<HashMap<u64, Waiting>>,
     listeners: Mutex<Vec<Weak<dyn Listener>>>,
     connects: watch::Sender<u64>,
+    /// When the last error of the server was logged: one that comes with every pull is told now and then.
+    told: Mutex<Option<Instant>>,
 }
 
 impl std::fmt::Debug for Hub {
@@ -67,6 +69,7 @@ impl Hub {
             waiting: Mutex::new(HashMap::new()),
             listeners: Mutex::new(Vec::new()),
             connects: watch::Sender::new(0),
+            told: Mutex::new(None),
         }
     }
 
@@ -94,6 +97,17 @@ impl Hub {
             tracing::info!("connected to the NATS server again");
             self.disrupted();
         }
+    }
+
+    /// Whether an error of the server should be logged.
+    pub(crate) fn is_news(&self) -> bool {
+        const TOLD_AGAIN: Duration = Duration::from_secs(5);
+        let mut told = lock(&self.told);
+        let news = told.is_none_or(|at| at.elapsed() >= TOLD_AGAIN);
+        if news {
+            *told = Some(Instant::now());
+        }
+        news
     }
 
     /// How often there was a connect: what was sent under another number may be lost.

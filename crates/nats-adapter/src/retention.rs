@@ -3,11 +3,11 @@
 use async_trait::async_trait;
 use holdfast_core::ports::retention::{Command, Port, Reply};
 use holdfast_core::ports::{Failure, FailureClass};
-use holdfast_core::row::Seq;
+use holdfast_core::row::{Mark, Seq};
 use holdfast_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::api::{self, StreamInfo};
+use crate::api::{self, StreamInfo, Which};
 use crate::connect::Connection;
 use crate::request::CALL_TIMEOUT;
 
@@ -37,13 +37,14 @@ impl Retention {
         Self { connection, stream: stream.into() }
     }
 
-    /// Removes every row below `below`, if the stream still is the one created at `created`; how many went.
+    /// Removes every row below `below`, if the stream still is the one created at `created` and still has
+    /// `witness`, the highest row that any record names; how many went.
     ///
     /// # Errors
     ///
     /// [`FailureClass::Missing`] if the stream is gone or was made anew: nothing was removed. Everything else
     /// as the server says it; unanswered means that the rows may be gone.
-    pub async fn trim(&self, created: Timestamp, below: Seq) -> Result<u64, Failure> {
+    pub async fn trim(&self, created: Timestamp, below: Seq, witness: Mark) -> Result<u64, Failure> {
         // The server reads a purge up to sequence 0 as one of everything.
         if below.0 <= 1 {
             return Ok(0);
@@ -60,14 +61,22 @@ impl Retention {
             ));
         }
         // A purge up to a sequence beyond the end would set the stream's next sequence.
-        if info.state.last_seq < below.0 {
-            return Err(Failure::new(
-                FailureClass::Other,
-                format!(
-                    "the stream {} ends at {}, before {below}; nothing was trimmed",
-                    self.stream, info.state.last_seq
-                ),
-            ));
+        let reused = |how: String| {
+            let what =
+                format!("the stream {} uses sequences again ({how}); nothing was trimmed", self.stream);
+            Err(Failure::new(FailureClass::Other, what))
+        };
+        let highest = below.max(witness.seq);
+        if info.state.last_seq < highest.0 {
+            return reused(format!("it ends at {}, and row {highest} was there", info.state.last_seq));
+        }
+        if witness.stored_at != Timestamp(0)
+            && let Some(row) = api::stored(&self.connection, &self.stream, &Which::Seq(witness.seq.0))
+                .await
+                .map_err(|error| error.failure())?
+            && row.time != witness.stored_at
+        {
+            return reused(format!("row {} is another one than it was", witness.seq));
         }
         if info.state.first_seq >= below.0 {
             return Ok(0);
@@ -84,7 +93,7 @@ impl Retention {
 #[async_trait]
 impl Port for Retention {
     async fn call(&self, command: Command) -> Reply {
-        let Command::Trim { attempt, created, below } = command;
-        Reply::Trimmed { attempt, outcome: self.trim(created, below).await }
+        let Command::Trim { attempt, created, below, witness } = command;
+        Reply::Trimmed { attempt, outcome: self.trim(created, below, witness).await }
     }
 }

@@ -1,7 +1,7 @@
 //! Runs a campaign and prints its report, or one seed's trace: `campaign [--seeds N] [--first N]
-//! [--profile P] [--threads N] [--trace SEED]`.
+//! [--profile P] [--threads N] [--trace SEED] [--timeline SEED] [--shrink SEED]`.
 
-use holdfast_sim::{Options, Profile, campaign, replay};
+use holdfast_sim::{Options, Profile, campaign, replay, shrunk, timeline};
 
 fn main() {
     let mut options = Options { first: 0, seeds: 100, profile: Profile::Swarm, threads: 2 };
@@ -14,6 +14,15 @@ fn main() {
             "--first" => options.first = number.expect("a number"),
             "--threads" => options.threads = value.parse().expect("a number"),
             "--profile" => options.profile = value.parse().expect("a profile"),
+            "--timeline" => {
+                println!("{}", timeline(&replay(number.expect("a seed"), options.profile)));
+                return;
+            }
+            "--shrink" => {
+                let small = shrunk(number.expect("a seed"), options.profile);
+                println!("{}", serde_json::to_string_pretty(&small).expect("plain data"));
+                return;
+            }
             "--trace" => trace = Some(number.expect("a seed")),
             other => panic!("{other} is no option"),
         }

@@ -11,6 +11,7 @@ use crate::chance::Chance;
 use crate::invariants::Violation;
 use crate::marks::{Mark, Marks};
 use crate::scenario::{Profile, Scenario};
+use crate::shrink::shrink;
 use crate::world::{Outcome, World};
 
 /// What to run.
@@ -39,7 +40,32 @@ pub struct Failing {
     pub at_ms: u128,
     /// What replays it.
     pub replay: String,
+    /// The same with as little as possible; only the first failing seeds are made small.
+    pub shrunk: Option<Shrunk>,
 }
+
+/// A failing schedule with as little as possible.
+#[derive(Clone, Debug, Serialize)]
+pub struct Shrunk {
+    /// Processes that are left.
+    pub processes: u32,
+    /// Rows that are left.
+    pub rows: usize,
+    /// Planned faults that are left, in order.
+    pub faults: Vec<String>,
+    /// What goes wrong in passing, and how often in a thousand.
+    pub rates: String,
+    /// How it ends: the last lines of its trace.
+    pub ends: Vec<String>,
+    /// The whole of it.
+    #[serde(skip)]
+    pub trace: Trace,
+}
+
+/// So many failing seeds of a campaign are made small: they are mostly of one kind.
+const SHRUNK: usize = 3;
+/// So many lines of a shrunk trace are reported.
+const LINES: usize = 30;
 
 /// What a campaign found.
 #[derive(Clone, Debug, Serialize)]
@@ -124,6 +150,7 @@ pub fn campaign(options: &Options, progress: &(dyn Fn(u64) + Sync)) -> Report {
                             how,
                             at_ms: outcome.simulated.as_millis(),
                             replay: format!("holdfast sim --seed {seed} --profile {}", options.profile),
+                            shrunk: None,
                         });
                     }
                     drop(sum);
@@ -135,6 +162,9 @@ pub fn campaign(options: &Options, progress: &(dyn Fn(u64) + Sync)) -> Report {
     let mut sum = sum.into_inner().expect("no thread panics while it counts");
     sum.hashes.sort_unstable();
     sum.violations.sort_by_key(|failing| failing.seed);
+    for failing in sum.violations.iter_mut().take(SHRUNK) {
+        failing.shrunk = shrunk(failing.seed, options.profile);
+    }
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
     for (seed, of_seed) in &sum.hashes {
         hash.update(&seed.to_le_bytes());
@@ -179,6 +209,23 @@ pub struct Trace {
     pub violation: Option<Violation>,
     /// The hash over its lines.
     pub hash: u64,
+}
+
+/// Makes what a seed breaks as small as possible; none if it breaks nothing.
+#[must_use]
+pub fn shrunk(seed: u64, profile: Profile) -> Option<Shrunk> {
+    let scenario = Scenario::draw(seed, profile);
+    let violation = run(&scenario, false, true).violation?;
+    let small = shrink(scenario, &violation, true);
+    let outcome = run(&small, true, true);
+    let lines = outcome.happenings.iter().map(|(at, what)| format!("{:.6} {what}", at.as_secs_f64()));
+    let lines: Vec<String> = lines.collect();
+    let ends = lines[lines.len().saturating_sub(LINES)..].to_vec();
+    let faults = small.faults.iter().map(|(at, fault)| format!("{:.6} {fault}", at.as_secs_f64())).collect();
+    let (processes, rows, rates) = (small.processes, small.rows.len(), format!("{:?}", small.rates));
+    let Outcome { happenings, violation, hash, .. } = outcome;
+    let trace = Trace { seed, happenings, violation, hash };
+    Some(Shrunk { processes, rows, faults, rates, ends, trace })
 }
 
 /// Runs a seed again and keeps everything that happens.

@@ -153,4 +153,52 @@ impl Rates {
             write_refused: rate(40),
         }
     }
+
+    /// Every rate, to be changed one by one.
+    pub(crate) fn kinds(&mut self) -> Vec<&mut u32> {
+        let Self {
+            request_lost,
+            request_late,
+            write_twice,
+            answer_lost,
+            answer_late,
+            answer_twice,
+            answer_never,
+            pull_lost,
+            status_lost,
+            rows_lost,
+            sink_slow,
+            insert_queued,
+            insert_refused,
+            insert_cut,
+            insert_unanswered,
+            insert_slow,
+            insert_killed,
+            insert_burned,
+            question_failed,
+            write_refused,
+        } = self;
+        vec![
+            request_lost,
+            request_late,
+            write_twice,
+            answer_lost,
+            answer_late,
+            answer_twice,
+            answer_never,
+            pull_lost,
+            status_lost,
+            rows_lost,
+            sink_slow,
+            insert_queued,
+            insert_refused,
+            insert_cut,
+            insert_unanswered,
+            insert_slow,
+            insert_killed,
+            insert_burned,
+            question_failed,
+            write_refused,
+        ]
+    }
 }

@@ -393,11 +393,13 @@ impl JetStream {
 
     /// Removes rows from the stream's beginning, as the retention adapter does.
     pub fn trim(&mut self, command: &retention::Command) -> (retention::Reply, Vec<Seq>) {
-        let retention::Command::Trim { attempt, created, below } = *command;
+        let retention::Command::Trim { attempt, created, below, witness } = *command;
         let (outcome, removed) = if created != self.created {
             (Err(Failure::new(FailureClass::Missing, "the stream was made anew")), Vec::new())
-        } else if self.last.seq < below {
+        } else if self.last.seq < below.max(witness.seq) {
             (Err(Failure::new(FailureClass::Other, "the stream ends before that")), Vec::new())
+        } else if self.rows.get(&witness.seq.0).is_some_and(|row| row.stored_at != witness.stored_at) {
+            (Err(Failure::new(FailureClass::Other, "the stream has another row there")), Vec::new())
         } else {
             let removed: Vec<Seq> = self.rows.range(..below.0).map(|(seq, _)| Seq(*seq)).collect();
             (Ok(removed.len() as u64), removed)
@@ -464,9 +466,9 @@ impl JetStream {
         let lost: Vec<Seq> = self.rows.keys().rev().take(rows).map(|seq| Seq(*seq)).collect();
         self.remove(&lost);
         if let Some(first) = lost.last() {
-            let last = Seq(first.0 - 1);
-            let stored_at = self.rows.get(&last.0).map_or(Timestamp(0), |row| row.stored_at);
-            self.last = Mark { seq: last, stored_at };
+            let kept = Seq(first.0 - 1);
+            let stored_at = self.rows.get(&kept.0).map_or(Timestamp(0), |row| row.stored_at);
+            self.last = Mark { seq: kept, stored_at };
             for consumer in &mut self.consumers {
                 consumer.position = consumer.position.min(first.0);
             }
@@ -614,16 +616,19 @@ impl JetStream {
             waiting.room = waiting.room.map(|room| room - size);
             waiting.left -= 1;
             let (to, attempt, inbox) = (waiting.to, waiting.pull.attempt, waiting.pull.inbox);
-            if waiting.left == 0 {
-                consumer.waiting.remove(place);
-            }
+            let left = waiting.left;
             let pin = current.unwrap_or_else(|| {
                 self.pins += 1;
                 let id = PinId(format!("pin-{}", self.pins).into());
+                // From here on the pull is one of the pinned client.
+                waiting.pull.pin = Some(id.clone());
                 consumer.pin = Some(Pin { id: id.clone(), holder: to, lapses_at: now + self.pinned_ttl });
                 self.changes.push(PinChange::Taken { shard, by: to, pin: id.clone() });
                 id
             });
+            if left == 0 {
+                consumer.waiting.remove(place);
+            }
             consumer.delivered.push(seq);
             consumer.position = seq + 1;
             let row = Row {
@@ -717,6 +722,8 @@ mod tests {
             self.stream.handle(now, client(from), S, Command::Pull(pull));
         }
 
+        /// To whom, under which pin, which sequences with which numbers.
+        #[expect(clippy::type_complexity)]
         fn rows(&mut self) -> Option<(u32, PinId, Vec<(u64, u64)>)> {
             self.stream.take_outgoing().into_iter().find_map(|out| match out {
                 Outgoing::Rows { to, rows, .. } => Some((
@@ -857,7 +864,19 @@ mod tests {
         for n in 0..4 {
             bench.publish(at(n));
         }
-        let trim = |created| retention::Command::Trim { attempt: Attempt(1), created, below: Seq(3) };
+        let witness = |seq| Mark {
+            seq: Seq(seq),
+            stored_at: Timestamp(i64::try_from(at(seq - 1).as_nanos()).unwrap()),
+        };
+        let trim_past = |created, witness| retention::Command::Trim {
+            attempt: Attempt(1),
+            created,
+            below: Seq(3),
+            witness,
+        };
+        let trim = |created| trim_past(created, witness(4));
+        let lost = trim_past(Timestamp(1), Mark { stored_at: Timestamp(9), ..witness(4) });
+        assert!(bench.stream.trim(&lost).1.is_empty(), "another row is where the highest was");
         assert!(matches!(
             bench.stream.trim(&trim(Timestamp(2))).0,
             retention::Reply::Trimmed { outcome: Err(_), .. }

@@ -6,6 +6,7 @@
 //! the same trace, byte for byte, on every machine.
 
 mod agenda;
+mod any_events;
 pub mod bucket;
 mod campaign;
 mod chance;
@@ -18,14 +19,18 @@ mod marks;
 mod mutants;
 mod process;
 mod scenario;
+mod shrink;
+mod timeline;
 mod trace;
 mod truth;
 mod world;
 
-pub use campaign::{Failing, Options, Report, Trace, campaign, replay};
+pub use any_events::{Reached, any_events};
+pub use campaign::{Failing, Options, Report, Shrunk, Trace, campaign, replay, shrunk};
 pub use invariants::{NAMES as INVARIANTS, Violation};
 pub use marks::{Mark, Marks};
 #[cfg(feature = "mutants")]
 pub use mutants::{Mutant, mutants, names as mutant_names};
 pub use scenario::Profile;
+pub use timeline::timeline;
 pub use trace::Happening;

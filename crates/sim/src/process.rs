@@ -68,7 +68,6 @@ pub(crate) enum Local {
     /// An insert's turn has come.
     Turn {
         insert: store::Insert,
-        aborts: u32,
     },
     Reconnected {
         link: u32,
@@ -84,6 +83,8 @@ pub(crate) struct OpenPull {
 }
 
 /// A shard of a process.
+// Each is a fact of its own that an invariant asks for; no state machine hides in them.
+#[expect(clippy::struct_excessive_bools)]
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) machine: Shard,
@@ -93,8 +94,8 @@ pub(crate) struct Slot {
     /// The newest inbox that is closed.
     pub(crate) closed: Inbox,
     pub(crate) pulls: BTreeMap<Attempt, OpenPull>,
-    /// How often the shard broke off what the store had under way.
-    pub(crate) aborts: u32,
+    /// The shard broke off its commands to the store up to this one.
+    pub(crate) aborted_until: Attempt,
     pub(crate) phase: &'static str,
     pub(crate) epoch: Option<u64>,
     pub(crate) budget: Budget,
@@ -207,7 +208,7 @@ impl Process {
                 spins: 0,
                 closed: Inbox(0),
                 pulls: BTreeMap::new(),
-                aborts: 0,
+                aborted_until: Attempt(0),
                 phase: "unclaimed",
                 epoch: None,
                 budget: Budget::default(),

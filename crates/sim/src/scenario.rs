@@ -99,9 +99,9 @@ impl Scenario {
     /// How long after its arrival an insert can still land.
     pub(crate) const INSERT_LIFE: Duration = Duration::from_secs(9);
     /// When faults have stopped, everything must have landed and be recorded within this time.
-    pub(crate) const SETTLES_WITHIN: Duration = Duration::from_secs(60);
+    pub(crate) const SETTLES_WITHIN: Duration = Duration::from_mins(1);
     /// No run is shorter.
-    pub(crate) const LENGTH: Duration = Duration::from_secs(120);
+    pub(crate) const LENGTH: Duration = Duration::from_mins(2);
     /// Clocks run at most this much fast or slow, in parts in a million.
     const SKEW: u32 = 50_000;
 

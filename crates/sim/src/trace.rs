@@ -236,12 +236,11 @@ pub(crate) struct Trace {
     kept: Vec<(Duration, Happening)>,
     hash: Xxh3,
     line: String,
-    lines: u64,
 }
 
 impl Trace {
     pub(crate) fn new(keeps: bool) -> Self {
-        Self { keeps, kept: Vec::new(), hash: Xxh3::new(), line: String::new(), lines: 0 }
+        Self { keeps, kept: Vec::new(), hash: Xxh3::new(), line: String::new() }
     }
 
     pub(crate) fn add(&mut self, at: Duration, happening: Happening) {
@@ -249,7 +248,6 @@ impl Trace {
         // Writing to a string cannot fail.
         let _ = writeln!(self.line, "{} {happening}", at.as_nanos());
         self.hash.update(self.line.as_bytes());
-        self.lines += 1;
         if self.keeps {
             self.kept.push((at, happening));
         }

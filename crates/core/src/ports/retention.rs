@@ -3,14 +3,14 @@
 use async_trait::async_trait;
 
 use super::{Attempt, Failure};
-use crate::row::Seq;
+use crate::row::{Mark, Seq};
 use crate::time::Timestamp;
 
 /// What is asked of the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Remove every row below `below`, if the stream still is the one created at `created` (looked at just
-    /// before). Answered by [`Reply::Trimmed`].
+    /// Remove every row below `below`, if the stream still is the one created at `created` and has not lost
+    /// `witness`, both looked at just before. Answered by [`Reply::Trimmed`].
     Trim {
         /// This command's number.
         attempt: Attempt,
@@ -18,6 +18,9 @@ pub enum Command {
         created: Timestamp,
         /// The first row that is kept.
         below: Seq,
+        /// The highest row that any record names. If the stream ends before it, or has another row there, its
+        /// sequences are used again: what lies below `below` may be new and unwritten.
+        witness: Mark,
     },
 }
 

@@ -108,10 +108,13 @@ pub enum Command {
         /// The table as its subject names it.
         table: TableName,
     },
-    /// Break off everything that `shard` has under way. No answer of its own; what was under way answers.
+    /// Break off every command of `shard` with a number up to `until`, one that is yet to be started included.
+    /// No answer of its own; what was broken off answers.
     Abort {
         /// The shard that gives up.
         shard: ShardId,
+        /// The last number that it gave out.
+        until: Attempt,
     },
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use holdfast_core::ports::FailureClass;
 use holdfast_core::ports::ledger::{Revision, WriteOutcome};
-use holdfast_core::row::{Seq, ShardId};
+use holdfast_core::row::{Mark, Seq, ShardId};
 use holdfast_core::time::Timestamp;
 use holdfast_nats::ledger::{Ledger, record_subject};
 use holdfast_nats::retention::Retention;
@@ -94,16 +94,25 @@ async fn a_trim_keeps_the_row_at_its_bound() {
     let mut member = rig.member().await;
     let created = member.inspect(0).await.unwrap().created;
     let retention = Retention::new(rig.connection.clone(), &rig.topology.stream);
-    assert_eq!(retention.trim(created, Seq(0)).await, Ok(0));
-    assert_eq!(retention.trim(created, Seq(1)).await, Ok(0));
-    assert_eq!(retention.trim(created, Seq(61)).await, Ok(60));
-    assert_eq!(retention.trim(created, Seq(61)).await, Ok(0));
+    assert_eq!(retention.trim(created, Seq(0), Mark::default()).await, Ok(0));
+    assert_eq!(retention.trim(created, Seq(1), Mark::default()).await, Ok(0));
+    assert_eq!(retention.trim(created, Seq(61), Mark::default()).await, Ok(60));
+    assert_eq!(retention.trim(created, Seq(61), Mark::default()).await, Ok(0));
     let look = member.inspect(61).await.unwrap();
     assert_eq!((look.messages, look.first), (40, Seq(61)));
     assert!(look.floor_stored_at.is_some());
     // Another stream's rows are not touched, nor a stream that ends before the bound.
-    let other = retention.trim(Timestamp(created.0 + 1), Seq(90)).await.unwrap_err();
+    let other = retention.trim(Timestamp(created.0 + 1), Seq(90), Mark::default()).await.unwrap_err();
     assert_eq!(other.class, FailureClass::Missing);
-    assert!(retention.trim(created, Seq(101)).await.is_err());
+    assert!(retention.trim(created, Seq(101), Mark::default()).await.is_err());
+    // Nor one that uses sequences again: it ends before a row that was there, or has another one in its place.
+    let gone = Mark { seq: Seq(101), stored_at: Timestamp(1) };
+    let other = Mark { seq: Seq(100), stored_at: Timestamp(1) };
+    for witness in [gone, other] {
+        let refused = retention.trim(created, Seq(90), witness).await.unwrap_err();
+        assert!(refused.message.contains("uses sequences again"), "{refused}");
+    }
     assert_eq!(member.inspect(0).await.unwrap().messages, 40);
+    let same = Mark { seq: Seq(100), stored_at: look.last.stored_at };
+    assert_eq!(retention.trim(created, Seq(90), same).await, Ok(29));
 }

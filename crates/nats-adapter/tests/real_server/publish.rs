@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_core::ports::FailureClass;
-use holdfast_core::row::Seq;
+use holdfast_core::row::{Mark, Seq};
 use holdfast_nats::publish::{Options, PublishError};
 use holdfast_nats::retention::Retention;
 use holdfast_nats::topology::Topology;
@@ -40,7 +40,7 @@ async fn a_full_stream_is_waited_for_or_given_up() {
     let last = stored.last().unwrap().seq;
     let trim = tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(400)).await;
-        retention.trim(created, last).await
+        retention.trim(created, last, Mark::default()).await
     });
     for _ in 0..30 {
         publisher.publish("clicks", row.clone()).await.unwrap();

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use holdfast_core::ports::FailureClass;
 use holdfast_core::ports::delivery::PullEnd;
 use holdfast_core::ports::ledger::{Revision, WriteOutcome};
-use holdfast_core::row::{Seq, ShardId};
+use holdfast_core::row::{Mark, Seq, ShardId};
 use holdfast_nats::Connection;
 use holdfast_nats::connect::{ConnectError, Options};
 use holdfast_nats::ledger::Ledger;
@@ -126,7 +126,7 @@ async fn the_printed_permissions_are_enough() {
     let stored = ledger.write(ShardId(0), Revision(0), Bytes::from("r")).await;
     assert!(matches!(stored, WriteOutcome::Stored(_)), "{stored:?}");
     let retention = Retention::new(daemon, "INGEST");
-    assert_eq!(retention.trim(look.created, Seq(3)).await, Ok(2));
+    assert_eq!(retention.trim(look.created, Seq(3), Mark::default()).await, Ok(2));
 
     // The publisher is no daemon, and is told at once.
     let start = std::time::Instant::now();

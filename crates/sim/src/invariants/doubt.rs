@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use holdfast_core::ports::Attempt;
 use holdfast_core::ports::store::{Insert, Token};
 use holdfast_core::row::TableName;
 
@@ -14,7 +15,7 @@ pub(crate) const NAME: &str = "9 doubt";
 pub(crate) struct Doubts {
     /// By table: the token in doubt.
     doubted: BTreeMap<TableName, Token>,
-    under_way: BTreeMap<TableName, Token>,
+    under_way: BTreeMap<TableName, (Attempt, Token)>,
 }
 
 impl Doubts {
@@ -23,14 +24,18 @@ impl Doubts {
         if self.doubted.get(&insert.table) == Some(&insert.token) && insert.target.level.can_read_back() {
             return violated(NAME, format!("{} was sent again and not read back before", insert.token.0));
         }
-        self.under_way.insert(insert.table.clone(), insert.token.clone());
+        self.under_way.insert(insert.table.clone(), (insert.attempt, insert.token.clone()));
         Ok(())
     }
 
-    /// It is told that the attempt under way may have written something.
-    pub(crate) fn doubts(&mut self, table: &TableName) {
-        if let Some(token) = self.under_way.get(table) {
-            self.doubted.insert(table.clone(), token.clone());
+    /// It is told how an attempt ended: whether it may have written something. (Of an attempt that was answered
+    /// before it takes no other answer.)
+    pub(crate) fn answered(&mut self, table: &TableName, attempt: Attempt, in_doubt: bool) {
+        if self.under_way.get(table).is_some_and(|(under_way, _)| *under_way == attempt)
+            && let Some((_, token)) = self.under_way.remove(table)
+            && in_doubt
+        {
+            self.doubted.insert(table.clone(), token);
         }
     }
 

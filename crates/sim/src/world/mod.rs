@@ -1,0 +1,514 @@
+//! A run: one thread, virtual time, one source of randomness.
+//!
+//! A step takes the earliest event, hands it to its owner and carries what the owner wants done to where it
+//! goes. Messages take a random time, so whatever may be answered in any order is.
+
+mod at_ledger;
+mod at_store;
+mod at_stream;
+mod faults;
+mod processes;
+mod settling;
+mod wires;
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use holdfast_core::ports::Attempt;
+use holdfast_core::ports::Failure;
+use holdfast_core::ports::FailureClass;
+use holdfast_core::ports::delivery;
+use holdfast_core::ports::delivery::InspectError;
+use holdfast_core::ports::delivery::Inspection;
+use holdfast_core::ports::ledger;
+use holdfast_core::ports::ledger::WriteOutcome;
+use holdfast_core::ports::retention;
+use holdfast_core::ports::store;
+use holdfast_core::ports::store::DescribeError;
+use holdfast_core::ports::store::Insert;
+use holdfast_core::ports::store::InsertOutcome;
+use holdfast_core::ports::store::Refusal;
+use holdfast_core::record::Session;
+use holdfast_core::row::Row;
+use holdfast_core::row::Seq;
+use holdfast_core::row::ShardId;
+use holdfast_core::row::TableName;
+use holdfast_core::time::Timestamp;
+
+use crate::agenda::Agenda;
+use crate::bucket::Bucket;
+use crate::chance::Chance;
+use crate::clickhouse::ClickHouse;
+use crate::clickhouse::TableSpec;
+use crate::fault::Rates;
+use crate::invariants::Checked;
+use crate::invariants::Violation;
+use crate::invariants::intent::Intents;
+use crate::invariants::order::Order;
+use crate::invariants::pin::Pins;
+use crate::invariants::resync::Resyncs;
+use crate::invariants::stops::Causes;
+use crate::jetstream::Client;
+use crate::jetstream::JetStream;
+use crate::marks::Marks;
+use crate::process::Asker;
+use crate::process::Local;
+use crate::process::Process;
+use crate::scenario::Scenario;
+use crate::trace::Happening;
+use crate::trace::Trace;
+use crate::truth::Truth;
+
+/// The name of a table.
+pub(crate) fn table_name(index: u32) -> TableName {
+    TableName::new(format!("t{index}"))
+}
+
+/// Which table a name is.
+pub(crate) fn table_index(name: &TableName) -> u32 {
+    name.as_str().get(1..).and_then(|digits| digits.parse().ok()).unwrap_or(u32::MAX)
+}
+
+/// Rows' sequences, for the trace.
+fn seqs(rows: &[Row]) -> Vec<u64> {
+    rows.iter().map(|row| row.seq.0).collect()
+}
+
+/// A process start's shard and its attempt.
+type Flight = (u32, u32, ShardId, Attempt);
+
+/// Something to come.
+enum Due {
+    Local {
+        process: u32,
+        start: u32,
+        what: Local,
+    },
+    AtStream {
+        from: Client,
+        shard: ShardId,
+        command: delivery::Command,
+        reply_by: Option<Duration>,
+    },
+    /// The later parts of a look.
+    AtRows {
+        from: Client,
+        shard: ShardId,
+        attempt: Attempt,
+        floor: Seq,
+        seen: Box<Inspection>,
+        reply_by: Option<Duration>,
+    },
+    AtConsumer {
+        from: Client,
+        shard: ShardId,
+        attempt: Attempt,
+        seen: Box<Inspection>,
+        reply_by: Option<Duration>,
+    },
+    AtLedger {
+        from: Client,
+        asker: Asker,
+        command: ledger::Command,
+        reply_by: Option<Duration>,
+        again: bool,
+    },
+    AtRetention {
+        from: Client,
+        command: retention::Command,
+        reply_by: Option<Duration>,
+    },
+    AtStore {
+        from: Client,
+        insert: Box<Insert>,
+    },
+    AskStore {
+        from: Client,
+        shard: ShardId,
+        command: store::Command,
+        reply_by: Duration,
+    },
+    InsertTimedOut(Flight, TableName),
+    StreamTick,
+    StoreTick,
+    Publish(usize),
+    Fault(usize),
+    Thaw {
+        process: u32,
+        start: u32,
+    },
+    Start {
+        process: u32,
+    },
+    LinkUp {
+        process: u32,
+        start: u32,
+        link: u32,
+    },
+    Noticed(Client),
+    BrokerUp,
+    StoreUp,
+    ConsumerBack(u32),
+    Replace {
+        process: u32,
+        start: u32,
+    },
+    Overdue {
+        process: u32,
+        start: u32,
+    },
+    EndLurking,
+    Unpin(ShardId),
+    PurgeUnderWay {
+        shard: ShardId,
+        down: Duration,
+    },
+    Quiet,
+    Look,
+}
+
+/// A request that is late, and arrives when it can do the most harm.
+enum Lurking {
+    /// A reset, right behind the next reset of another tenure.
+    Reset { from: Client, epoch: Option<u64>, shard: ShardId, command: delivery::Command },
+    /// A write, right behind the next look of an heir at the record.
+    Write { from: Client, shard: ShardId, asker: Asker, command: ledger::Command },
+}
+
+impl Lurking {
+    fn due(self) -> Due {
+        match self {
+            Self::Reset { from, shard, command, .. } => {
+                Due::AtStream { from, shard, command, reply_by: None }
+            }
+            Self::Write { from, asker, command, .. } => {
+                Due::AtLedger { from, asker, command, reply_by: None, again: false }
+            }
+        }
+    }
+}
+
+/// How a run ended.
+pub(crate) struct Outcome {
+    pub(crate) violation: Option<Violation>,
+    pub(crate) simulated: Duration,
+    pub(crate) events: u64,
+    pub(crate) faults: u64,
+    pub(crate) marks: Marks,
+    pub(crate) hash: u64,
+    pub(crate) happenings: Vec<(Duration, Happening)>,
+}
+
+impl Outcome {
+    /// A run that came to nothing but this.
+    pub(crate) fn of(violation: Violation) -> Self {
+        Self {
+            violation: Some(violation),
+            simulated: Duration::ZERO,
+            events: 0,
+            faults: 0,
+            marks: Marks::default(),
+            hash: 0,
+            happenings: Vec::new(),
+        }
+    }
+}
+
+/// The world of a run.
+// Whether servers are up and faults are over are facts of their own.
+#[expect(clippy::struct_excessive_bools)]
+pub(crate) struct World {
+    scenario: Scenario,
+    chance: Chance,
+    rates: Rates,
+    now: Duration,
+    agenda: Agenda<Due>,
+    stream: JetStream,
+    stream_tick: Option<Duration>,
+    broker_up: bool,
+    bucket: Bucket,
+    store: ClickHouse,
+    store_tick: Option<Duration>,
+    store_up: bool,
+    store_slow_until: Duration,
+    store_refuses_until: Duration,
+    processes: Vec<Process>,
+    sessions: BTreeMap<(u32, u32), Session>,
+    flights: BTreeMap<Flight, Duration>,
+    /// How often a batch's token was burned: a third time would stop its lane, by design.
+    burns: BTreeMap<(TableName, Timestamp, Seq), u32>,
+    deliveries_to_lose: BTreeMap<ShardId, u32>,
+    /// Unpins that were sent without a look before.
+    blind_unpins: BTreeSet<Flight>,
+    /// Shards whose owner's next reset goes astray.
+    astray: BTreeSet<ShardId>,
+    truth: Truth,
+    intents: Intents,
+    order: Order,
+    pins: Pins,
+    causes: Causes,
+    resyncs: Resyncs,
+    /// Requests that wait for the worst moment to arrive.
+    lurking: Vec<Lurking>,
+    largest: u64,
+    quiet: bool,
+    settled_at: Option<Duration>,
+    marks: Marks,
+    trace: Trace,
+    events: u64,
+    faults: u64,
+    checks_core: bool,
+    violation: Option<Violation>,
+}
+
+impl World {
+    pub(crate) fn new(scenario: Scenario, keeps_trace: bool, checks_core: bool) -> Self {
+        let tables = scenario.tables.iter().zip(0_u32..).map(|(plan, index)| TableSpec {
+            name: table_name(index),
+            level: plan.level,
+            partitions: plan.partitions,
+            window: plan.window,
+            exists_from: plan.exists_from,
+        });
+        let store = ClickHouse::new(tables.collect::<Vec<_>>(), scenario.horizon());
+        let largest = scenario.rows.iter().map(|row| row.size.max(8) as u64).max().unwrap_or_default();
+        let mut world = Self {
+            chance: Chance::new(scenario.seed, 2),
+            rates: scenario.rates,
+            now: Duration::ZERO,
+            agenda: Agenda::new(),
+            stream: JetStream::new(
+                Timestamp(1_700_000_000_000_000_000),
+                scenario.shards,
+                scenario.pinned_ttl,
+            ),
+            stream_tick: None,
+            broker_up: true,
+            bucket: Bucket::default(),
+            store,
+            store_tick: None,
+            store_up: true,
+            store_slow_until: Duration::ZERO,
+            store_refuses_until: Duration::ZERO,
+            processes: (0..scenario.processes).map(|id| Process::new(&scenario, id)).collect(),
+            sessions: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            burns: BTreeMap::new(),
+            deliveries_to_lose: BTreeMap::new(),
+            blind_unpins: BTreeSet::new(),
+            astray: BTreeSet::new(),
+            truth: Truth::default(),
+            intents: Intents::default(),
+            order: Order::default(),
+            pins: Pins::default(),
+            causes: Causes::default(),
+            resyncs: Resyncs::default(),
+            lurking: Vec::new(),
+            largest: largest + Row::OVERHEAD,
+            quiet: false,
+            settled_at: None,
+            marks: Marks::default(),
+            trace: Trace::new(keeps_trace),
+            events: 0,
+            faults: 0,
+            checks_core,
+            violation: None,
+            scenario,
+        };
+        world.arrange();
+        world
+    }
+
+    fn arrange(&mut self) {
+        for process in 0..self.scenario.processes {
+            let at = self.chance.millis(0, 400);
+            self.agenda.put(at, Due::Start { process });
+        }
+        for (at, row) in self.scenario.rows.iter().enumerate() {
+            self.agenda.put(row.at, Due::Publish(at));
+        }
+        for (index, (at, _)) in self.scenario.faults.iter().enumerate() {
+            self.agenda.put(*at, Due::Fault(index));
+        }
+        self.agenda.put(self.scenario.quiet_from, Due::Quiet);
+    }
+
+    /// Runs to the end, or to the first violation.
+    pub(crate) fn run(mut self) -> Outcome {
+        while self.violation.is_none() {
+            let Some((at, due)) = self.agenda.take() else { break };
+            self.now = at;
+            self.events += 1;
+            self.step(due);
+            if self.settled_at.is_some() && self.now >= Scenario::LENGTH {
+                break;
+            }
+        }
+        Outcome {
+            violation: self.violation,
+            simulated: self.now,
+            events: self.events,
+            faults: self.faults,
+            marks: self.marks,
+            hash: self.trace.hash(),
+            happenings: self.trace.into_kept(),
+        }
+    }
+
+    fn note(&mut self, happening: Happening) {
+        self.trace.add(self.now, happening);
+    }
+
+    fn check(&mut self, checked: Checked) {
+        if let Err(violation) = checked
+            && self.violation.is_none()
+        {
+            let Violation { invariant, how } = violation.clone();
+            self.note(Happening::Violated { invariant, how });
+            self.violation = Some(violation);
+        }
+    }
+
+    fn step(&mut self, due: Due) {
+        match due {
+            Due::Local { process, start, what } => self.local(process, start, what),
+            Due::AtStream { from, shard, command, reply_by } => {
+                self.at_stream(from, shard, command, reply_by);
+            }
+            Due::AtRows { from, shard, attempt, floor, mut seen, reply_by } => {
+                if self.broker_up {
+                    self.stream.look_at_rows(shard, floor, &mut seen);
+                    let at = self.now + self.latency();
+                    self.agenda.put(at, Due::AtConsumer { from, shard, attempt, seen, reply_by });
+                } else {
+                    let reply = unanswered_look(attempt);
+                    self.no_answer(from, reply_by, Some(Local::Delivery { client: None, shard, reply }));
+                }
+            }
+            Due::AtConsumer { from, shard, attempt, seen, reply_by } => {
+                if self.broker_up {
+                    let outcome = self.stream.look_at_consumer(self.now, shard, *seen);
+                    let pin = outcome.as_ref().ok().and_then(|seen| seen.pinned.clone());
+                    self.pins.looked(from.process, shard, pin);
+                    self.answer_stream(
+                        from,
+                        shard,
+                        delivery::Reply::Inspected { attempt, outcome },
+                        reply_by,
+                    );
+                } else {
+                    let reply = unanswered_look(attempt);
+                    self.no_answer(from, reply_by, Some(Local::Delivery { client: None, shard, reply }));
+                }
+            }
+            Due::AtLedger { from, asker, command, reply_by, again } => {
+                self.at_ledger(from, asker, &command, reply_by, again);
+            }
+            Due::AtRetention { from, command, reply_by } => self.at_retention(from, &command, reply_by),
+            Due::AtStore { from, insert } => self.at_store(from, *insert),
+            Due::AskStore { from, shard, command, reply_by } => {
+                self.ask_store(from, shard, &command, reply_by);
+            }
+            Due::InsertTimedOut(flight, table) => {
+                if self.flights.remove(&flight).is_some() {
+                    self.answer_insert(flight, table, doubt("timed out"));
+                }
+            }
+            Due::StreamTick => {
+                self.stream_tick = None;
+                self.stream.tick(self.now);
+                self.serve_stream();
+            }
+            Due::StoreTick => {
+                self.store_tick = None;
+                self.store.tick(self.now);
+                self.serve_store();
+            }
+            Due::Publish(at) => self.publish(at),
+            Due::Fault(at) => self.fault(at),
+            Due::Thaw { process, start } => self.thaw(process, start),
+            Due::Start { process } => self.start(process),
+            Due::LinkUp { process, start, link } => self.local(process, start, Local::Reconnected { link }),
+            Due::Noticed(client) => {
+                self.stream.disconnect(self.now, client);
+                self.serve_stream();
+            }
+            Due::BrokerUp => self.broker_returns(),
+            Due::StoreUp => self.store_up = true,
+            Due::ConsumerBack(shard) => {
+                self.stream.create_consumer(shard as usize);
+                self.note(Happening::Fault(format!("over: consumer of s{shard} made again")));
+            }
+            Due::Replace { process, start } => {
+                if self.processes[process as usize].start == start {
+                    self.crash(process, Duration::from_millis(300));
+                }
+            }
+            Due::Overdue { process, start } => self.look_whether_stopped(process, start),
+            Due::Quiet => self.fall_quiet(),
+            Due::Look => self.look_whether_settled(),
+            Due::Unpin(shard) => self.unpin(shard),
+            Due::PurgeUnderWay { shard, down } => self.purge_under_way(shard, down),
+            Due::EndLurking => {
+                // The moment did not come.
+                if !self.lurking.is_empty() {
+                    let due = self.lurking.remove(0).due();
+                    self.agenda.put(self.now, due);
+                }
+            }
+        }
+    }
+}
+
+fn unanswered() -> Failure {
+    Failure::new(FailureClass::Unanswered, "no answer in time")
+}
+
+fn doubt(why: &str) -> InsertOutcome {
+    InsertOutcome::Doubt(Refusal { code: None, message: why.to_owned() })
+}
+
+/// What a caller is told if a command of it is not answered; none if it needs no answer.
+fn unanswered_stream(command: &delivery::Command) -> Option<delivery::Reply> {
+    match *command {
+        delivery::Command::Pull(_) | delivery::Command::Close { .. } => None,
+        delivery::Command::Reset { attempt, .. } => {
+            Some(delivery::Reply::Reset { attempt, outcome: Err(unanswered()) })
+        }
+        delivery::Command::Unpin { attempt } => {
+            Some(delivery::Reply::Unpinned { attempt, outcome: Err(unanswered()) })
+        }
+        delivery::Command::Inspect { attempt, .. } => Some(unanswered_look(attempt)),
+    }
+}
+
+fn unanswered_look(attempt: Attempt) -> delivery::Reply {
+    delivery::Reply::Inspected { attempt, outcome: Err(InspectError::Failed(unanswered())) }
+}
+
+fn unanswered_ledger(command: &ledger::Command) -> ledger::Reply {
+    match command {
+        ledger::Command::Read { attempt, .. } => {
+            ledger::Reply::Read { attempt: *attempt, outcome: Err(unanswered()) }
+        }
+        ledger::Command::Write { attempt, .. } => {
+            ledger::Reply::Written { attempt: *attempt, outcome: WriteOutcome::Unknown(unanswered()) }
+        }
+    }
+}
+
+fn unanswered_store(command: &store::Command) -> Option<store::Reply> {
+    let refusal = || Refusal { code: None, message: "no answer".to_owned() };
+    match command {
+        store::Command::ReadBack { attempt, table, .. } => {
+            Some(store::Reply::ReadBack { attempt: *attempt, table: table.clone(), outcome: Err(refusal()) })
+        }
+        store::Command::Describe { attempt, table, .. } => Some(store::Reply::Described {
+            attempt: *attempt,
+            table: table.clone(),
+            outcome: Err(DescribeError::Failed(refusal())),
+        }),
+        store::Command::Insert(_) | store::Command::Abort { .. } => None,
+    }
+}

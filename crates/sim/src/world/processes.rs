@@ -1,0 +1,455 @@
+//! What happens inside a process: its machines are handed events, and looked at afterwards.
+
+use std::time::Duration;
+
+use holdfast_core::action::Action;
+use holdfast_core::action::Actions;
+use holdfast_core::action::Event;
+use holdfast_core::notice::Notice;
+use holdfast_core::notice::Report;
+use holdfast_core::notice::ResyncReason;
+use holdfast_core::notice::ShardFailure;
+use holdfast_core::notice::Trouble;
+use holdfast_core::ports::Attempt;
+use holdfast_core::ports::delivery;
+use holdfast_core::ports::delivery::PullEnd;
+use holdfast_core::ports::delivery::Rows;
+use holdfast_core::ports::ledger;
+use holdfast_core::ports::ledger::WriteOutcome;
+use holdfast_core::ports::store;
+use holdfast_core::ports::store::Insert;
+use holdfast_core::ports::store::InsertOutcome;
+use holdfast_core::ports::store::Refusal;
+use holdfast_core::row::ShardId;
+use holdfast_core::row::TableName;
+use holdfast_core::trim;
+
+use crate::invariants::lands;
+use crate::invariants::violated;
+use crate::marks::Mark;
+use crate::process::Asker;
+use crate::process::Local;
+use crate::scenario::Scenario;
+use crate::trace::Happening;
+
+use super::{Due, Flight, World, seqs, table_index};
+
+impl World {
+    pub(super) fn local(&mut self, process: u32, start: u32, what: Local) {
+        let owner = &mut self.processes[process as usize];
+        if !owner.up || owner.start != start {
+            return;
+        }
+        if owner.frozen_until.is_some() {
+            owner.waiting.push_back(what);
+            return;
+        }
+        let current = owner.client();
+        match what {
+            Local::Wake(shard) => {
+                let slot = &mut owner.slots[shard.0 as usize];
+                if slot.wake.is_some_and(|at| at <= self.now) {
+                    slot.wake = None;
+                    self.hand(process, shard, Event::Wakeup);
+                }
+            }
+            Local::WakeTrim => {
+                if owner.trim_wake.is_some_and(|at| at <= self.now) {
+                    owner.trim_wake = None;
+                    self.hand_trim(process, trim::Event::Wakeup);
+                }
+            }
+            Local::Rows { client, shard, attempt, rows } => {
+                if client == current {
+                    self.rows_arrive(process, shard, attempt, rows);
+                }
+            }
+            Local::Ended { client, shard, attempt, end } => {
+                if client == current && owner.slots[shard.0 as usize].pulls.remove(&attempt).is_some() {
+                    if end == PullEnd::TooLarge && owner.slots[shard.0 as usize].phase == "owning" {
+                        self.marks.hit(Mark::RenewedAtCap);
+                    }
+                    self.sink(process, shard, delivery::Reply::Ended { attempt, end });
+                }
+            }
+            Local::Sunk { shard, reply } => self.hand(process, shard, Event::Delivery(reply)),
+            Local::Delivery { client, shard, reply } => {
+                if client.is_none_or(|client| client == current) {
+                    self.hand(process, shard, Event::Delivery(reply));
+                }
+            }
+            Local::Ledger { client, asker, reply } => {
+                if client.is_none_or(|client| client == current) {
+                    match asker {
+                        Asker::Shard(shard) => {
+                            let conflict = matches!(
+                                &reply,
+                                ledger::Reply::Written { outcome: WriteOutcome::Conflict, .. }
+                            );
+                            owner.slots[shard.0 as usize].conflicted |= conflict;
+                            self.hand(process, shard, Event::Ledger(reply));
+                        }
+                        Asker::Trim => self.hand_trim(process, trim::Event::Ledger(reply)),
+                    }
+                }
+            }
+            Local::Retention(reply) => self.hand_trim(process, trim::Event::Retention(reply)),
+            Local::Store { shard, reply } => {
+                if let store::Reply::Inserted { attempt, table, outcome } = &reply {
+                    let how = match outcome {
+                        InsertOutcome::Stored => "stored",
+                        InsertOutcome::Again(_) => "again",
+                        InsertOutcome::Doubt(_) => "doubt",
+                        InsertOutcome::Stale => "stale",
+                    };
+                    let in_doubt = matches!(outcome, InsertOutcome::Doubt(_));
+                    owner.slots[shard.0 as usize].doubts.answered(table, *attempt, in_doubt);
+                    let (table, attempt) = (table_index(table), attempt.0);
+                    self.note(Happening::Answered { process, shard: shard.0, table, attempt, how });
+                }
+                if let store::Reply::ReadBack { table, outcome: Ok(_), .. } = &reply {
+                    self.processes[process as usize].slots[shard.0 as usize].doubts.read_back(table);
+                }
+                self.hand(process, shard, Event::Store(reply));
+            }
+            Local::Turn { insert } => self.insert_turn(process, insert),
+            Local::Reconnected { link } => {
+                if owner.link == link && !owner.connected && self.broker_up {
+                    owner.connected = true;
+                    let closed = owner.slots.iter().map(|slot| slot.closed).collect();
+                    self.stream.connect(current, closed);
+                    for shard in 0..self.scenario.shards {
+                        self.hand(process, ShardId(shard), Event::Delivery(delivery::Reply::Disrupted));
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn rows_arrive(&mut self, process: u32, shard: ShardId, attempt: Attempt, rows: Rows) {
+        let slot = &mut self.processes[process as usize].slots[shard.0 as usize];
+        let heard = rows.inbox > slot.closed;
+        let delivery = rows.rows.first().map_or(0, |row| row.delivery.0);
+        let full = slot.pulls.get_mut(&attempt).is_some_and(|pull| {
+            pull.got += u32::try_from(rows.rows.len()).unwrap_or(u32::MAX);
+            pull.got >= pull.batch
+        });
+        if full {
+            slot.pulls.remove(&attempt);
+        }
+        self.note(Happening::Delivered { process, shard: shard.0, seqs: seqs(&rows.rows), delivery, heard });
+        if !heard {
+            self.marks.hit(Mark::ClosedInbox);
+            return;
+        }
+        self.sink(process, shard, delivery::Reply::Rows(rows));
+        if full {
+            self.sink(process, shard, delivery::Reply::Ended { attempt, end: PullEnd::Full });
+        }
+    }
+
+    /// The adapter puts a reply into the sink. The shard takes it out in order, but answers may overtake it.
+    pub(super) fn sink(&mut self, process: u32, shard: ShardId, reply: delivery::Reply) {
+        let lingers = if self.chance.permille(self.rates.sink_slow) {
+            self.chance.millis(1, 400)
+        } else {
+            Duration::ZERO
+        };
+        let owner = &mut self.processes[process as usize];
+        let slot = &mut owner.slots[shard.0 as usize];
+        let at = slot.sink_until.max(self.now + lingers);
+        if at <= self.now {
+            self.hand(process, shard, Event::Delivery(reply));
+            return;
+        }
+        slot.sink_until = at;
+        let start = owner.start;
+        self.disturbed(process, at);
+        self.put_local(at, process, start, Local::Sunk { shard, reply });
+    }
+
+    pub(super) fn insert_turn(&mut self, process: u32, insert: Insert) {
+        let owner = &self.processes[process as usize];
+        let shard = insert.shard;
+        let slot = &owner.slots[shard.0 as usize];
+        if insert.attempt <= slot.aborted_until {
+            return;
+        }
+        let flight = (process, owner.start, shard, insert.attempt);
+        if owner.clock(self.now) > insert.send_by {
+            self.marks.hit(Mark::SentLateDropped);
+            self.answer_insert(flight, insert.table, InsertOutcome::Stale);
+            return;
+        }
+        let stale = owner.lasts(self.scenario.stale);
+        let sent = self.intents.sent(self.now, owner.session, slot.epoch, &insert, stale);
+        let client = owner.client();
+        let cut = owner.store_cut > self.now;
+        self.note(Happening::Sent {
+            process,
+            shard: shard.0,
+            table: table_index(&insert.table),
+            attempt: insert.attempt.0,
+            token: insert.token.0.to_string(),
+            seqs: seqs(&insert.rows),
+        });
+        self.check(sent);
+        if (cut || !self.store_up) && self.chance.permille(500) {
+            let refusal = Refusal { code: None, message: "connection refused".to_owned() };
+            self.answer_insert(flight, insert.table, InsertOutcome::Again(refusal));
+            return;
+        }
+        let reply_by = self.now + Scenario::INSERT_TIMEOUT;
+        self.flights.insert(flight, reply_by);
+        self.agenda.put(reply_by, Due::InsertTimedOut(flight, insert.table.clone()));
+        if cut || !self.store_up || self.chance.permille(self.rates.insert_cut) {
+            return;
+        }
+        let at = self.now + self.latency();
+        self.agenda.put(at, Due::AtStore { from: client, insert: Box::new(insert) });
+    }
+
+    /// Tells a process how its insert ended.
+    pub(super) fn answer_insert(&mut self, flight: Flight, table: TableName, outcome: InsertOutcome) {
+        let (process, start, shard, attempt) = flight;
+        let at = self.now + self.latency();
+        let reply = store::Reply::Inserted { attempt, table, outcome };
+        self.put_local(at, process, start, Local::Store { shard, reply });
+    }
+
+    pub(super) fn hand(&mut self, process: u32, shard: ShardId, event: Event) {
+        let mut actions = Actions::default();
+        let owner = &mut self.processes[process as usize];
+        let now = owner.clock(self.now);
+        let slot = &mut owner.slots[shard.0 as usize];
+        slot.machine.handle(now, event, &mut actions);
+        if self.checks_core
+            && let Err(defect) = slot.machine.validate()
+        {
+            self.check(violated("core state", defect));
+        }
+        self.watch(process, shard, &actions);
+        for action in actions.drain() {
+            match action {
+                Action::Delivery(command) => self.send_delivery(process, shard, command),
+                Action::Ledger(command) => self.send_ledger(process, Asker::Shard(shard), command),
+                Action::Store(command) => self.send_store(process, shard, command),
+                Action::Notice(notice) => self.told(process, shard, notice),
+                Action::Report(report) => self.reported(process, shard, report),
+            }
+        }
+        self.set_wake(process, shard);
+    }
+
+    pub(super) fn set_wake(&mut self, process: u32, shard: ShardId) {
+        let owner = &mut self.processes[process as usize];
+        if !owner.up {
+            return;
+        }
+        let start = owner.start;
+        let slot = &owner.slots[shard.0 as usize];
+        let Some(next) = slot.machine.next_wakeup() else {
+            owner.slots[shard.0 as usize].wake = None;
+            return;
+        };
+        let due = owner.when(next);
+        let soonest = self.now + Duration::from_micros(10);
+        let slot = &mut owner.slots[shard.0 as usize];
+        slot.spins = if due <= self.now { slot.spins + 1 } else { 0 };
+        let spins = slot.spins > 5_000 && self.checks_core;
+        let due = due.max(soonest);
+        if slot.wake != Some(due) {
+            slot.wake = Some(due);
+            self.put_local(due, process, start, Local::Wake(shard));
+        }
+        if spins {
+            self.check(violated(
+                lands::NAME,
+                format!("p{process} s{shard} wakes again and again, to no end"),
+            ));
+        }
+    }
+
+    /// Looks at a shard after an event: budget, phase, halts.
+    pub(super) fn watch(&mut self, process: u32, shard: ShardId, actions: &Actions) {
+        let owner = &mut self.processes[process as usize];
+        let slot = &mut owner.slots[shard.0 as usize];
+        let status = slot.machine.status();
+        let held = (status.held_rows, status.held_bytes);
+        let (phase, epoch, accepted) = (status.phase, status.epoch, status.accepted);
+        let owns = status.pin.is_some() && phase != "taking over";
+        // What an earlier tenure left open can only be finished with rows from the stream.
+        let inherited = self.intents.inherited_rows(shard);
+        let troubled = !status.troubles.is_empty() || status.ledger_trouble.is_some() || inherited > 0;
+        let pin = status.pin.filter(|pin| slot.pin.as_ref() != Some(pin)).cloned();
+        let budget = status.share;
+        let mut checks = Vec::new();
+        let asks = |action: &Action| matches!(action, Action::Ledger(ledger::Command::Read { .. }));
+        if phase == "owning" && slot.phase == "owning" && actions.as_slice().iter().any(asks) {
+            // An owner reads its record for two reasons, and after a conflict is the other.
+            if !std::mem::take(&mut slot.conflicted) {
+                self.marks.hit(Mark::StaleIntentRead);
+            }
+        }
+        for action in actions.as_slice() {
+            if let Action::Delivery(delivery::Command::Pull(pull)) = action
+                && owns
+                && pull.max_bytes != Some(1)
+            {
+                checks.push(slot.budget.pulled(pull, budget, held, self.largest, inherited));
+                if pull.max_bytes.is_none() {
+                    self.marks.hit(Mark::LargeRowAlone);
+                }
+            }
+        }
+        checks.push(slot.budget.held(held));
+        if let Some(stopping) = &slot.stopping {
+            if phase == "halting" {
+                checks.push(stopping.halting(accepted));
+            }
+            if phase == "releasing" && matches!(slot.phase, "halting" | "owning") {
+                // What it held before this event: whatever lets go of rows leads to a write first.
+                checks.push(stopping.released(self.now, slot.held, slot.troubled));
+                if self.now >= stopping.deadline() {
+                    self.marks.hit(Mark::LateRelease);
+                }
+            }
+        }
+        let changed = (slot.phase, slot.epoch) != (phase, epoch);
+        if phase == "releasing" && slot.phase != "releasing" {
+            // From here on only a look that follows says whose the pin is.
+            self.pins.looked(process, shard, None);
+        }
+        (slot.phase, slot.epoch) = (phase, epoch);
+        slot.troubled = troubled;
+        slot.held = held.0;
+        if phase != "owning" {
+            slot.reset_at = None;
+        }
+        if let Some(pin) = pin {
+            slot.pin = Some(pin);
+        }
+        if changed {
+            self.note(Happening::Phase { process, shard: shard.0, phase, epoch });
+        }
+        for checked in checks {
+            self.check(checked);
+        }
+    }
+
+    pub(super) fn told(&mut self, process: u32, shard: ShardId, notice: Notice) {
+        if let Notice::Resynced { reason } = &notice {
+            let slot = &mut self.processes[process as usize].slots[shard.0 as usize];
+            let before = slot.reset_at.replace(self.now);
+            if let (Some(before), ResyncReason::Gap | ResyncReason::WentBack | ResyncReason::OtherPin) =
+                (before, reason)
+            {
+                let checked = self.resyncs.again(shard, before);
+                self.check(checked);
+            }
+        }
+        let mark = match &notice {
+            Notice::Resynced { reason } => match reason {
+                ResyncReason::Gap => Some(Mark::Gap),
+                ResyncReason::WentBack => Some(Mark::WentBack),
+                ResyncReason::Tail => Some(Mark::LostTail),
+                ResyncReason::Disrupted => Some(Mark::Disrupted),
+                ResyncReason::DeadPull => Some(Mark::DeadPull),
+                ResyncReason::Stranded => Some(Mark::Stranded),
+                ResyncReason::NewPin | ResyncReason::OtherPin => None,
+            },
+            Notice::Repeats { .. } => Some(Mark::Repeats),
+            Notice::TokenBurned { .. } => Some(Mark::GenerationRaised),
+            Notice::RowsRemoved { .. } => Some(Mark::RowsRemoved),
+            Notice::StreamMadeAnew => Some(Mark::StreamAnew),
+            Notice::Trouble { trouble: Trouble::Table(_), .. } => Some(Mark::TableMissing),
+            Notice::Trouble { trouble: Trouble::BadRow { .. }, .. } => Some(Mark::BadRow),
+            Notice::TenureEnded { why, .. } if why.starts_with("another tenure") => {
+                if self.processes[process as usize].running_since + Duration::from_millis(500) > self.now {
+                    self.marks.hit(Mark::ThawedFenced);
+                }
+                Some(Mark::ConflictEndedTenure)
+            }
+            _ => None,
+        };
+        if let Some(mark) = mark {
+            self.marks.hit(mark);
+        }
+        if let Notice::BatchStored { batch, attempts, .. } = &notice {
+            let record = self.intents.current(shard);
+            let inherited =
+                record.is_some_and(|record| self.intents.is_inherited(shard, record, batch.first));
+            if inherited {
+                self.marks.hit(if *attempts == 0 { Mark::InheritedComplete } else { Mark::InheritedSent });
+            }
+        }
+        if let Notice::Trouble { trouble, .. } = &notice {
+            let checked = self.causes.troubled(trouble);
+            self.check(checked);
+        }
+        self.note(Happening::Told { process, shard: shard.0, notice: Box::new(notice) });
+    }
+
+    pub(super) fn reported(&mut self, process: u32, shard: ShardId, report: Report) {
+        let owner = &mut self.processes[process as usize];
+        let slot = &mut owner.slots[shard.0 as usize];
+        match &report {
+            Report::Released { clean } => {
+                slot.over = true;
+                if *clean {
+                    self.marks.hit(Mark::CleanRelease);
+                }
+            }
+            Report::Failed(failure) => {
+                slot.over = true;
+                match failure {
+                    ShardFailure::ConsumerGone(_) => {
+                        slot.lost_consumer = true;
+                        self.marks.hit(Mark::ConsumerGone);
+                        // Somebody sees it, makes the consumer again and starts the process anew.
+                        let start = owner.start;
+                        let at = self.now + self.chance.millis(9_000, 12_000);
+                        self.agenda.put(at, Due::Replace { process, start });
+                    }
+                    ShardFailure::SequencesReused(_) => {
+                        slot.reused = true;
+                        self.marks.hit(Mark::SequencesReused);
+                    }
+                    ShardFailure::StartNeeded | ShardFailure::Record(_) => {}
+                }
+                let checked = self.causes.failed(shard.0, failure);
+                self.check(checked);
+            }
+            Report::Ready | Report::Owned | Report::Lost => {}
+        }
+        self.note(Happening::Reported { process, shard: shard.0, report: Box::new(report) });
+        let owner = &self.processes[process as usize];
+        if let Some(down) = owner.stopping
+            && owner.slots.iter().all(|slot| slot.over)
+        {
+            self.note(Happening::Process { process, what: "has stopped" });
+            self.down(process, down);
+        }
+    }
+
+    pub(super) fn hand_trim(&mut self, process: u32, event: trim::Event) {
+        let owner = &mut self.processes[process as usize];
+        let now = owner.clock(self.now);
+        let mut actions = Vec::new();
+        owner.trim.handle(now, event, &mut actions);
+        let next = owner.trim.next_wakeup().map(|next| owner.when(next));
+        let start = owner.start;
+        for action in actions {
+            match action {
+                trim::Action::Ledger(command) => self.send_ledger(process, Asker::Trim, command),
+                trim::Action::Retention(command) => self.send_retention(process, command),
+                trim::Action::Notice(_) => {}
+            }
+        }
+        if let Some(due) = next {
+            let due = due.max(self.now + Duration::from_micros(10));
+            self.processes[process as usize].trim_wake = Some(due);
+            self.put_local(due, process, start, Local::WakeTrim);
+        }
+    }
+}

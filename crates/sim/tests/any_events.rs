@@ -1,0 +1,48 @@
+//! Random event sequences straight into a shard. `HOLDFAST_SEQUENCES=1000000 cargo test --release -p holdfast-sim
+//! --test any_events` runs a million.
+
+use holdfast_sim::{Reached, any_events};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::{Config, FileFailurePersistence};
+
+fn sequences() -> u32 {
+    let asked = std::env::var("HOLDFAST_SEQUENCES").ok().and_then(|text| text.parse().ok());
+    asked.unwrap_or(if cfg!(debug_assertions) { 10_000 } else { 100_000 })
+}
+
+fn config() -> Config {
+    Config {
+        cases: sequences(),
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("regressions/any_events.txt"))),
+        ..Config::default()
+    }
+}
+
+#[test]
+fn sequences_get_somewhere() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let bytes = proptest::collection::vec(any::<u8>(), 0..900);
+    let mut sum = Reached::default();
+    for _ in 0..2_000 {
+        let bytes = bytes.new_tree(&mut runner).expect("bytes can be drawn").current();
+        let reached = any_events(&bytes).expect("no rule is broken");
+        sum.tenures += reached.tenures;
+        sum.inserts += reached.inserts;
+        sum.stored += reached.stored;
+        sum.released += reached.released;
+    }
+    println!("{sum:?}");
+    assert!(sum.tenures > 1_000 && sum.inserts > 1_000 && sum.stored > 500 && sum.released > 100, "{sum:?}");
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn a_shard_keeps_the_rules_whatever_happens(bytes in proptest::collection::vec(any::<u8>(), 0..900)) {
+        if let Err(violation) = any_events(&bytes) {
+            return Err(TestCaseError::fail(format!("{violation:?}")));
+        }
+    }
+}
