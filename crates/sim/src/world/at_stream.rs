@@ -32,6 +32,7 @@ use super::{Due, Lurking, World, table_name, unanswered, unanswered_look, unansw
 
 impl World {
     pub(super) fn send_delivery(&mut self, process: u32, shard: ShardId, command: delivery::Command) {
+        let created = self.stream.created();
         let owner = &mut self.processes[process as usize];
         let client = owner.client();
         let connected = owner.connected;
@@ -61,14 +62,15 @@ impl World {
                 }
                 let at = self.outwards(process, true);
                 let command = delivery::Command::Pull(pull);
-                self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by: None });
+                self.agenda.put(at, Due::AtStream { from: client, created, shard, command, reply_by: None });
             }
             delivery::Command::Close { inbox } => {
                 self.close_inboxes(process, shard, inbox);
                 if connected {
                     let at = self.outwards(process, true);
                     let command = delivery::Command::Close { inbox };
-                    self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by: None });
+                    self.agenda
+                        .put(at, Due::AtStream { from: client, created, shard, command, reply_by: None });
                 }
             }
             delivery::Command::Reset { attempt, inbox, from } => {
@@ -77,7 +79,8 @@ impl World {
                     // The UNSUBs leave before the request.
                     let at = self.outwards(process, true);
                     let command = delivery::Command::Close { inbox: Inbox(inbox.0.saturating_sub(1)) };
-                    self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by: None });
+                    self.agenda
+                        .put(at, Due::AtStream { from: client, created, shard, command, reply_by: None });
                 }
                 self.call_stream(client, shard, delivery::Command::Reset { attempt, inbox, from });
             }
@@ -106,6 +109,7 @@ impl World {
     }
 
     pub(super) fn call_stream(&mut self, client: Client, shard: ShardId, command: delivery::Command) {
+        let created = self.stream.created();
         let Some(reply) = unanswered_stream(&command) else { return };
         let unanswered = Local::Delivery { client: None, shard, reply };
         if let Some((at, reply_by)) = self.request(client, unanswered) {
@@ -123,12 +127,12 @@ impl World {
                     reply_by,
                     unanswered_stream(&command).map(|reply| Local::Delivery { client: None, shard, reply }),
                 );
-                self.lurking.push(Lurking::Reset { from: client, epoch, shard, command });
+                self.lurking.push(Lurking::Reset { from: client, created, epoch, shard, command });
                 let end = at + Duration::from_secs(10);
                 self.agenda.put(end, Due::EndLurking);
                 return;
             }
-            self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by });
+            self.agenda.put(at, Due::AtStream { from: client, created, shard, command, reply_by });
         }
     }
 

@@ -87,6 +87,8 @@ enum Due {
     },
     AtStream {
         from: Client,
+        /// The stream that it was meant for.
+        created: Timestamp,
         shard: ShardId,
         command: delivery::Command,
         reply_by: Option<Duration>,
@@ -171,7 +173,7 @@ enum Due {
 /// A request that is late, and arrives when it can do the most harm.
 enum Lurking {
     /// A reset, right behind the next reset of another tenure.
-    Reset { from: Client, epoch: Option<u64>, shard: ShardId, command: delivery::Command },
+    Reset { from: Client, created: Timestamp, epoch: Option<u64>, shard: ShardId, command: delivery::Command },
     /// A write, right behind the next look of an heir at the record.
     Write { from: Client, shard: ShardId, asker: Asker, command: ledger::Command },
 }
@@ -179,8 +181,8 @@ enum Lurking {
 impl Lurking {
     fn due(self) -> Due {
         match self {
-            Self::Reset { from, shard, command, .. } => {
-                Due::AtStream { from, shard, command, reply_by: None }
+            Self::Reset { from, created, shard, command, .. } => {
+                Due::AtStream { from, created, shard, command, reply_by: None }
             }
             Self::Write { from, asker, command, .. } => {
                 Due::AtLedger { from, asker, command, reply_by: None, again: false }
@@ -373,8 +375,20 @@ impl World {
     fn step(&mut self, due: Due) {
         match due {
             Due::Local { process, start, what } => self.local(process, start, what),
-            Due::AtStream { from, shard, command, reply_by } => {
-                self.at_stream(from, shard, command, reply_by);
+            Due::AtStream { from, created, shard, command, reply_by } => {
+                let is_reset = matches!(command, delivery::Command::Reset { .. });
+                // Known and not closed: a reset that was on its way when the stream was made anew names a row of
+                // the old one, and may lie beyond rows of the new one.
+                if !is_reset || created == self.stream.created() {
+                    self.at_stream(from, shard, command, reply_by);
+                } else {
+                    let unanswered = unanswered_stream(&command);
+                    self.no_answer(
+                        from,
+                        reply_by,
+                        unanswered.map(|reply| Local::Delivery { client: None, shard, reply }),
+                    );
+                }
             }
             Due::AtRows { from, shard, attempt, floor, mut seen, reply_by } => {
                 if self.broker_up {
