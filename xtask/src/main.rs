@@ -3,6 +3,7 @@
 mod bench;
 mod drill;
 mod interrupt;
+mod mutants;
 mod servers;
 mod test;
 mod try_out;
@@ -27,6 +28,8 @@ enum Command {
     Try(try_out::Options),
     /// Runs a whole-system drill on real processes and servers
     Drill(drill::Options),
+    /// Runs the simulator with safeguards off, one after another: each must be noticed
+    Mutants(mutants::Options),
     /// Measures Holdfast beside a plain loop that does the same work
     Bench(bench::Options),
     /// Runs what CI runs, and stops at the first failure
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Command::Servers(options) => servers::run(&options),
         Command::Try(options) => try_out::run(&options),
         Command::Drill(options) => drill::run(&options),
+        Command::Mutants(options) => mutants::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Test(options) => test::run(&options),
     };

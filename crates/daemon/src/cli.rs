@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use holdfast_sim::Profile;
 
 use crate::log::LogFormat;
 
@@ -75,6 +76,13 @@ Examples:
     /// What the ledger says is written, and a new start for a shard.
     #[command(subcommand)]
     Ledger(LedgerCommand),
+    /// Run the simulator: hostile hours in seconds, invariants checked all the way; exit 1 if one is broken.
+    #[command(after_help = "\
+Examples:
+  holdfast sim --seeds 2000
+  holdfast sim --seed 1234 --timeline run.html
+  holdfast sim --seed 1234 --shrink")]
+    Sim(Sim),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -104,6 +112,40 @@ pub enum TopologyCommand {
         #[command(flatten)]
         json: Json,
     },
+}
+
+/// What to simulate.
+#[derive(Debug, Args)]
+pub struct Sim {
+    /// How many seeds.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub seeds: u64,
+    /// The first of them.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub first: u64,
+    /// Only this seed, with its trace.
+    #[arg(long, value_name = "S", conflicts_with_all = ["seeds", "first"])]
+    pub seed: Option<u64>,
+    /// How hostile: calm, faults or swarm.
+    #[arg(long, default_value = "swarm")]
+    pub profile: Profile,
+    /// Draw the run of --seed into this file, as a page to open in a browser.
+    #[arg(long, value_name = "FILE", requires = "seed")]
+    pub timeline: Option<PathBuf>,
+    /// Make the run of --seed as small as it can be while it still fails.
+    #[arg(long, requires = "seed")]
+    pub shrink: bool,
+    /// Print what was found as JSON.
+    #[command(flatten)]
+    pub json: Json,
+}
+
+impl Sim {
+    /// Whether a mark that was never met is a failure: only a standard campaign is long and hostile enough.
+    #[must_use]
+    pub fn judges_marks(&self) -> bool {
+        self.profile == Profile::Swarm && self.seeds >= 2_000
+    }
 }
 
 /// What to do with the ledger.

@@ -14,5 +14,6 @@ pub mod publish;
 pub mod receipt;
 pub mod run;
 pub mod shards;
+pub mod sim;
 pub mod topology;
 pub mod verify;

@@ -6,7 +6,7 @@ use clap::{CommandFactory, Parser};
 use holdfast::cli::{Cli, Command};
 use holdfast::config::Config;
 use holdfast::exit::Exit;
-use holdfast::{check, ledger, log, publish, run, topology, verify};
+use holdfast::{check, ledger, log, publish, run, sim, topology, verify};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -27,6 +27,9 @@ fn carry_out(cli: &Cli) -> Result<(), Exit> {
         clap_complete::generate(shell, &mut Cli::command(), "holdfast", &mut std::io::stdout());
         return Ok(());
     }
+    if let Command::Sim(options) = &cli.command {
+        return sim::sim(options);
+    }
     let config = Config::load(cli.source.config.as_deref(), &cli.source.set)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
@@ -37,7 +40,7 @@ fn carry_out(cli: &Cli) -> Result<(), Exit> {
             Command::Publish(options) => publish::publish(&config, options).await,
             Command::Verify(options) => verify::verify(&config, options).await,
             Command::Ledger(command) => ledger::ledger(&config, command).await,
-            Command::Completions { .. } => Ok(()),
+            Command::Sim(_) | Command::Completions { .. } => Ok(()),
         }
     });
     // A blocked read of standard input must not hold up the exit.

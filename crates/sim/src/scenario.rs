@@ -98,6 +98,8 @@ impl Scenario {
     pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(2);
     /// How long after its arrival an insert can still land.
     pub(crate) const INSERT_LIFE: Duration = Duration::from_secs(9);
+    /// No request is later than this.
+    pub(crate) const LATEST: Duration = Duration::from_secs(20);
     /// When faults have stopped, everything must have landed and be recorded within this time.
     pub(crate) const SETTLES_WITHIN: Duration = Duration::from_mins(1);
     /// No run is shorter.

@@ -211,7 +211,11 @@ impl World {
                 if reply_by.is_none() {
                     self.marks.hit(Mark::LateReset);
                 }
-                self.resyncs.disturbed(self.now, shard);
+                // An owner's own reset, in time, is what a resync is; any other one disturbs it.
+                let holds = self.stream.holder(shard).is_some_and(|(holder, _)| holder == from);
+                if reply_by.is_none() || !holds {
+                    self.resyncs.disturbed(self.now, shard);
+                }
                 if self.stream.holder(shard).is_some_and(|(holder, _)| holder.process != from.process) {
                     self.marks.hit(Mark::ResetByOther);
                 }

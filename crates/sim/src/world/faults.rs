@@ -105,6 +105,7 @@ impl World {
                 self.truth.removed_all();
                 let created = Timestamp(self.stream.created().0 + 1_000_000_000);
                 self.stream.make_anew(created);
+                self.anew_at = self.now;
                 self.serve_stream();
             }
             Fault::Purged { shard, rows } => {

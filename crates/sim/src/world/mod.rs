@@ -245,6 +245,8 @@ pub(crate) struct World {
     blind_unpins: BTreeSet<Flight>,
     /// Shards whose owner's next reset goes astray.
     astray: BTreeSet<ShardId>,
+    /// When the stream was made anew.
+    anew_at: Duration,
     truth: Truth,
     intents: Intents,
     order: Order,
@@ -300,6 +302,7 @@ impl World {
             deliveries_to_lose: BTreeMap::new(),
             blind_unpins: BTreeSet::new(),
             astray: BTreeSet::new(),
+            anew_at: Duration::ZERO,
             truth: Truth::default(),
             intents: Intents::default(),
             order: Order::default(),
@@ -378,8 +381,11 @@ impl World {
             Due::AtStream { from, created, shard, command, reply_by } => {
                 let is_reset = matches!(command, delivery::Command::Reset { .. });
                 // Known and not closed: a reset that was on its way when the stream was made anew names a row of
-                // the old one, and may lie beyond rows of the new one.
-                if !is_reset || created == self.stream.created() {
+                // the old one, and may lie beyond rows of the new one. So may one of a look before that.
+                let late = reply_by.is_none()
+                    && self.anew_at > Duration::ZERO
+                    && self.now < self.anew_at + Scenario::LATEST;
+                if !is_reset || (created == self.stream.created() && !late) {
                     self.at_stream(from, shard, command, reply_by);
                 } else {
                     let unanswered = unanswered_stream(&command);
