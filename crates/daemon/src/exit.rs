@@ -54,6 +54,10 @@ impl Exit {
 
 impl From<std::io::Error> for Exit {
     fn from(error: std::io::Error) -> Self {
+        // Whoever read our output has had enough of it, and wants no word about that either.
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            return Self::findings();
+        }
         Self::error(error)
     }
 }
