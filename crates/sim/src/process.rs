@@ -116,6 +116,8 @@ pub(crate) struct Slot {
     pub(crate) reset_at: Option<Duration>,
     /// When the last of what the adapter has put into the sink is handled.
     pub(crate) sink_until: Duration,
+    /// How much of it waits.
+    pub(crate) sinking: u32,
     /// A write of it conflicted.
     pub(crate) conflicted: bool,
     /// The last pin that it had.
@@ -221,6 +223,7 @@ impl Process {
                 doubts: Doubts::default(),
                 reset_at: None,
                 sink_until: Duration::ZERO,
+                sinking: 0,
                 conflicted: false,
                 pin: None,
             })

@@ -72,7 +72,10 @@ impl World {
                     self.sink(process, shard, delivery::Reply::Ended { attempt, end });
                 }
             }
-            Local::Sunk { shard, reply } => self.hand(process, shard, Event::Delivery(reply)),
+            Local::Sunk { shard, reply } => {
+                owner.slots[shard.0 as usize].sinking -= 1;
+                self.hand(process, shard, Event::Delivery(reply));
+            }
             Local::Delivery { client, shard, reply } => {
                 if client.is_none_or(|client| client == current) {
                     self.hand(process, shard, Event::Delivery(reply));
@@ -158,11 +161,13 @@ impl World {
         let owner = &mut self.processes[process as usize];
         let slot = &mut owner.slots[shard.0 as usize];
         let at = slot.sink_until.max(self.now + lingers);
-        if at <= self.now {
+        // Behind what still waits, even if its time has come: a frozen process takes it all out at once.
+        if at <= self.now && slot.sinking == 0 {
             self.hand(process, shard, Event::Delivery(reply));
             return;
         }
         slot.sink_until = at;
+        slot.sinking += 1;
         let start = owner.start;
         self.disturbed(process, at);
         self.put_local(at, process, start, Local::Sunk { shard, reply });
