@@ -12,6 +12,7 @@ mod commit;
 pub mod fence;
 pub mod intake;
 mod lane;
+mod look;
 pub mod notice;
 pub mod ports;
 mod pull;

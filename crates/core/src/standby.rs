@@ -1,12 +1,11 @@
 //! Waiting for the pin, and the fence that follows it.
 
-use std::time::Duration;
-
 use crate::action::Actions;
 use crate::ask::Ask;
 use crate::commit::{Committer, Settled};
 use crate::fence::{Loaded, Plan, catch_up, plan};
-use crate::notice::{Notice, Report, ResyncReason, ShardFailure};
+use crate::look::{RETRY, usable};
+use crate::notice::{Notice, Report, ResyncReason};
 use crate::ports::delivery::{Command, Inbox, InspectError, Inspection, PinId, PullEnd, Reply};
 use crate::ports::ledger::{self, Entry};
 use crate::ports::{Attempt, Failure};
@@ -18,9 +17,6 @@ use crate::rule::{Rule, safeguard};
 use crate::shard::{Env, Next};
 use crate::tenure::Tenure;
 use crate::time::Instant;
-
-/// How long to wait before a question that failed is asked again.
-const RETRY: Duration = Duration::from_millis(200);
 
 /// What standing by is busy with.
 #[derive(Debug)]
@@ -169,18 +165,11 @@ impl Standby {
         if !ask.awaits(attempt) {
             return Next::Stay;
         }
-        let seen = match outcome {
-            Ok(seen) => seen,
-            Err(InspectError::Gone(why)) => return Next::Failed(ShardFailure::ConsumerGone(why)),
-            Err(InspectError::Failed(failure)) => {
-                out.notice(Notice::Waiting { what: "look at the consumer", why: failure.to_string() });
-                ask.again(now, RETRY);
-                return Next::Stay;
-            }
+        let seen = match usable(now, ask, outcome, out) {
+            Ok(Some(seen)) => seen,
+            Ok(None) => return Next::Stay,
+            Err(failure) => return Next::Failed(failure),
         };
-        if let Some(why) = seen.unfit {
-            return Next::Failed(ShardFailure::ConsumerGone(why));
-        }
         let idle = seen.pinned.is_none() && seen.pending == 0;
         let unfinished = is_unfinished(loaded.record.as_ref(), &seen);
         if loaded.record.is_none() || (idle && !unfinished) {
@@ -418,18 +407,11 @@ impl Fencing {
         if !ask.awaits(attempt) {
             return Next::Stay;
         }
-        let seen = match outcome {
-            Ok(seen) => seen,
-            Err(InspectError::Gone(why)) => return Next::Failed(ShardFailure::ConsumerGone(why)),
-            Err(InspectError::Failed(failure)) => {
-                ask.again(now, RETRY);
-                out.notice(Notice::Waiting { what: "look at the consumer", why: failure.to_string() });
-                return Next::Stay;
-            }
+        let seen = match usable(now, ask, outcome, out) {
+            Ok(Some(seen)) => seen,
+            Ok(None) => return Next::Stay,
+            Err(failure) => return Next::Failed(failure),
         };
-        if let Some(why) = seen.unfit {
-            return Next::Failed(ShardFailure::ConsumerGone(why));
-        }
         if seen.pinned.as_ref() != Some(&self.pin) {
             return Next::Standby;
         }

@@ -11,7 +11,8 @@ use crate::commit::{Committer, Settled, Stored};
 use crate::fence::reuse;
 use crate::intake::{Admission, Intake};
 use crate::lane::{Closing, Context, Lane};
-use crate::notice::{Notice, ResyncReason, ShardFailure};
+use crate::look::{RETRY, usable};
+use crate::notice::{Notice, ResyncReason};
 use crate::ports::delivery::{Command, Inbox, InspectError, Inspection, PinId, PullEnd, Reply, Rows};
 use crate::ports::{Attempt, ledger, store};
 use crate::pull::{Ended, Puller, Purpose};
@@ -25,8 +26,6 @@ use crate::time::Instant;
 
 /// The floor alone is written at most this often.
 const FLOOR_INTERVAL: Duration = Duration::from_millis(200);
-/// How long to wait before a look that failed is tried again.
-const RETRY: Duration = Duration::from_millis(200);
 
 /// Where the shard stands with its consumer.
 #[derive(Debug)]
@@ -197,17 +196,7 @@ impl Tenure {
         act: impl FnOnce(&mut Lane, &mut Context<'_>) -> Freed,
     ) -> Freed {
         let stored = self.commit.stored().expect("a tenure begins with its fence");
-        let mut cx = Context {
-            now,
-            shard: env.config.shard,
-            stream: &env.config.stream,
-            created: stored.record.stream_created,
-            proven_at: stored.proven_at,
-            stale: env.config.stale,
-            patience: env.config.patience,
-            attempts: &mut env.attempts,
-            out,
-        };
+        let mut cx = context(stored, env, now, out);
         self.lanes.get_mut(table).map_or_else(Freed::default, |lane| act(lane, &mut cx))
     }
 
@@ -353,18 +342,11 @@ impl Tenure {
         if !ask.awaits(attempt) {
             return Next::Stay;
         }
-        let seen = match outcome {
-            Ok(seen) => seen,
-            Err(InspectError::Gone(why)) => return Next::Failed(ShardFailure::ConsumerGone(why)),
-            Err(InspectError::Failed(failure)) => {
-                ask.again(now, RETRY);
-                out.notice(Notice::Waiting { what: "look at the consumer", why: failure.to_string() });
-                return Next::Stay;
-            }
+        let seen = match usable(now, ask, outcome, out) {
+            Ok(Some(seen)) => seen,
+            Ok(None) => return Next::Stay,
+            Err(failure) => return Next::Failed(failure),
         };
-        if let Some(why) = seen.unfit {
-            return Next::Failed(ShardFailure::ConsumerGone(why));
-        }
         let record = &self.stored().record;
         if seen.created != record.stream_created && safeguard(Rule::StreamIdentity) {
             return self.end("the stream was made anew".to_owned(), out);
@@ -565,17 +547,7 @@ impl Tenure {
 
     fn poll_lanes(&mut self, env: &mut Env, now: Instant, out: &mut Actions) {
         let Some(stored) = self.commit.stored() else { return };
-        let mut cx = Context {
-            now,
-            shard: env.config.shard,
-            stream: &env.config.stream,
-            created: stored.record.stream_created,
-            proven_at: stored.proven_at,
-            stale: env.config.stale,
-            patience: env.config.patience,
-            attempts: &mut env.attempts,
-            out,
-        };
+        let mut cx = context(stored, env, now, out);
         let mut freed = Freed::default();
         let mut stale = false;
         for lane in self.lanes.values_mut() {
@@ -745,5 +717,20 @@ impl Tenure {
             return Err(format!("{held} rows are held, {} are counted", self.budget.rows()));
         }
         Ok(())
+    }
+}
+
+/// What a lane needs to know of its shard.
+fn context<'a>(stored: &Stored, env: &'a mut Env, now: Instant, out: &'a mut Actions) -> Context<'a> {
+    Context {
+        now,
+        shard: env.config.shard,
+        stream: &env.config.stream,
+        created: stored.record.stream_created,
+        proven_at: stored.proven_at,
+        stale: env.config.stale,
+        patience: env.config.patience,
+        attempts: &mut env.attempts,
+        out,
     }
 }
