@@ -548,13 +548,16 @@ async fn a_shard_given_up_gets_its_answers() {
     other.shard = ShardId(4);
     let other = bed.start(Command::Insert(other));
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(bed.store.call(Command::Abort { shard: SHARD, until: Attempt(u64::MAX) }).await, None);
+    assert_eq!(bed.store.call(Command::Abort { shard: SHARD, until: Attempt(3) }).await, None);
     assert!(doubt(inserted(ours.await.unwrap())).message.contains("given up"));
     assert!(matches!(described(asked.await.unwrap()), Err(DescribeError::Failed(_))));
     assert!(!other.is_finished());
     proxy.black_hole(false);
     assert_eq!(inserted(other.await.unwrap()), InsertOutcome::Stored);
-    // The body that was cut is not stored, and the shard may go on.
+    // What it still had to start is broken off, too.
+    assert!(doubt(bed.put("t", "a", rows(1..=3)).await).message.contains("given up"));
+    // The body that was cut is not stored, and an heir may go on.
+    let bed = Bed::of(&server);
     assert_eq!(bed.put("t", "c", rows(300_001..=300_002)).await, InsertOutcome::Stored);
     let found = bed.read_back("t", 1, 400_000).await.unwrap();
     assert_eq!(found.seqs, seqs((200_001..=200_003).chain(300_001..=300_002)));
