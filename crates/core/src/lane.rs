@@ -560,7 +560,7 @@ impl Lane {
     pub(crate) fn on_inserted(
         &mut self,
         attempt: Attempt,
-        outcome: InsertOutcome,
+        outcome: &InsertOutcome,
         cx: &mut Context<'_>,
     ) -> Freed {
         let Some(open) = &mut self.open else { return Freed::default() };
@@ -584,23 +584,14 @@ impl Lane {
                 ask.again(cx.now, Duration::ZERO);
                 Freed::default()
             }
-            InsertOutcome::Again(refusal) => {
+            InsertOutcome::Again(refusal) | InsertOutcome::Doubt(refusal) => {
+                open.doubted |= matches!(outcome, InsertOutcome::Doubt(_));
                 if open.doubted && can_read_back && safeguard(Rule::ReadBackInDoubt) {
                     open.stage = Stage::ReadBack(Ask::at(cx.now + wait));
                 } else {
                     ask.again(cx.now, wait);
                 }
-                self.refused(&refusal, cx);
-                Freed::default()
-            }
-            InsertOutcome::Doubt(refusal) => {
-                open.doubted = true;
-                if can_read_back && safeguard(Rule::ReadBackInDoubt) {
-                    open.stage = Stage::ReadBack(Ask::at(cx.now + wait));
-                } else {
-                    ask.again(cx.now, wait);
-                }
-                self.refused(&refusal, cx);
+                self.refused(refusal, cx);
                 Freed::default()
             }
         }

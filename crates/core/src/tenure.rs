@@ -177,7 +177,7 @@ impl Tenure {
         | store::Reply::Described { table, .. }) = &reply;
         let table = table.clone();
         let freed = self.with_lane(env, now, out, &table, |lane, cx| match reply {
-            store::Reply::Inserted { attempt, outcome, .. } => lane.on_inserted(attempt, outcome, cx),
+            store::Reply::Inserted { attempt, outcome, .. } => lane.on_inserted(attempt, &outcome, cx),
             store::Reply::ReadBack { attempt, outcome, .. } => lane.on_read_back(attempt, outcome, cx),
             store::Reply::Described { attempt, outcome, .. } => {
                 lane.on_described(attempt, outcome, cx);
