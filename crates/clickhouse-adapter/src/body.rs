@@ -129,6 +129,7 @@ mod tests {
         Row {
             seq: Seq(seq),
             delivery: Delivery(1),
+            redelivered: false,
             stored_at: Timestamp(0),
             table: TableName::new("t"),
             payload: Bytes::copy_from_slice(payload.as_bytes()),

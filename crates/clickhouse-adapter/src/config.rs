@@ -10,6 +10,7 @@ use holdfast_core::row::TableName;
 use thiserror::Error;
 use url::Url;
 
+use crate::horizon::Pace;
 use crate::identifier::{self, IdentifierError};
 use crate::settings;
 
@@ -164,6 +165,12 @@ pub struct Config {
     pub query_timeout: Duration,
     /// The longest that a connection may take to come about, names and TLS included.
     pub connect_timeout: Duration,
+    /// The longest that a row waits for its batch, and so how often a table is inserted into at least. Only
+    /// [`Store::report`](crate::Store::report) uses it.
+    pub batch_age: Duration,
+    /// The longest between a look at the ledger and the insert that rests on it. Only
+    /// [`Store::report`](crate::Store::report) uses it.
+    pub intent_age: Duration,
     /// How many inserts may be under way in this process at once; as many read-backs and descriptions beside them.
     pub inserts_in_flight: usize,
     /// The longest payload that is taken for a row, in bytes.
@@ -185,6 +192,8 @@ impl Default for Config {
             insert_timeout: Duration::from_mins(2),
             query_timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
+            batch_age: Duration::from_secs(1),
+            intent_age: Duration::from_secs(10),
             inserts_in_flight: 8,
             max_row: 1 << 20,
             defaults: TableConfig::default(),
@@ -329,6 +338,12 @@ impl Checked {
             tables.insert(table.clone(), Resolved { database, table: name, asked: asked.clone() });
         }
         Ok(Self { url, config, tables })
+    }
+
+    /// How inserts are paced.
+    pub(crate) const fn pace(&self) -> Pace {
+        let Config { intent_age, insert_timeout, batch_age, .. } = self.config;
+        Pace { intent_age, insert_timeout, batch_age }
     }
 
     /// What is asked of `table`.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clickhouse::Client;
-use clickhouse::error::Error;
 use holdfast_core::ports::store::Refusal;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
@@ -14,7 +13,8 @@ use hyper_util::rt::TokioExecutor;
 use thiserror::Error as ThisError;
 
 use crate::config::{Checked, Compression, ConfigError};
-use crate::error::{Class, Failure, classify};
+use crate::error::{Class, Failure};
+use crate::witness::{Attended, Witness};
 
 /// Shorter than the keep-alive of any ClickHouse (3 s before 23.11, 10 s or 30 s since), so that an insert is not
 /// sent into a connection that the server is closing.
@@ -28,7 +28,7 @@ const SILENCE_MARGIN: Duration = Duration::from_secs(5);
 ///
 /// The `clickhouse` crate's own connections have no time limits: one that was given up while the server does not
 /// answer would stay for ever. These are bounded in each phase.
-pub(crate) fn client(checked: &Checked) -> Result<Client, ConfigError> {
+pub(crate) fn client(checked: &Checked, witness: &Witness) -> Result<Client, ConfigError> {
     let config = &checked.config;
     let mut http = HttpConnector::new();
     http.set_nodelay(true);
@@ -44,7 +44,7 @@ pub(crate) fn client(checked: &Checked) -> Result<Client, ConfigError> {
         // No certificates are looked for where none are used: there may be none, in a small container.
         HttpsConnectorBuilder::new().with_tls_config(no_tls()?).https_or_http()
     };
-    let client = bounded(connector.enable_http1().wrap_connector(http), checked);
+    let client = bounded(connector.enable_http1().wrap_connector(http), checked, witness);
     Ok(client
         .with_url(checked.url.as_str())
         .with_user(&config.user)
@@ -65,7 +65,7 @@ fn no_tls() -> Result<rustls::ClientConfig, ConfigError> {
         .with_no_client_auth())
 }
 
-fn bounded(connector: HttpsConnector<HttpConnector>, checked: &Checked) -> Client {
+fn bounded(connector: HttpsConnector<HttpConnector>, checked: &Checked, witness: &Witness) -> Client {
     let silence =
         checked.config.insert_timeout.max(checked.config.query_timeout).saturating_add(SILENCE_MARGIN);
     let mut connector = TimeoutConnector::new(connector);
@@ -73,6 +73,7 @@ fn bounded(connector: HttpsConnector<HttpConnector>, checked: &Checked) -> Clien
     connector.set_read_timeout(Some(silence));
     connector.set_write_timeout(Some(silence));
     connector.set_reset_reader_on_write(true);
+    let connector = Attended::new(connector, witness.clone());
     let http = HttpClient::builder(TokioExecutor::new()).pool_idle_timeout(POOL_IDLE).build(connector);
     Client::with_http_client(http)
 }
@@ -138,18 +139,15 @@ pub enum PingError {
 }
 
 impl PingError {
-    pub(crate) fn of(at: String, user: &str, error: Error) -> Self {
-        let class = match &error {
-            Error::BadResponse(answer) => crate::error::code_of(answer).map(|code| classify(code, answer)),
-            _ => None,
-        };
-        let speaks = class.is_some();
-        let failure = Failure::from(error);
+    pub(crate) fn of(at: String, user: &str, failure: Failure) -> Self {
+        let nothing_written = failure.nothing_written();
         let refusal = failure.refusal;
-        match class {
-            Some(Class::Access) => Self::Denied { at, user: user.to_owned(), refusal },
-            _ if speaks => Self::Failed { at, refusal },
-            _ if failure.nothing_written => Self::Unreachable { at, refusal },
+        match refusal {
+            Refusal { class: Class::Access, code: Some(_), .. } => {
+                Self::Denied { at, user: user.to_owned(), refusal }
+            }
+            Refusal { code: Some(_), .. } => Self::Failed { at, refusal },
+            _ if nothing_written => Self::Unreachable { at, refusal },
             _ => Self::NotClickHouse { at, refusal },
         }
     }

@@ -6,6 +6,7 @@ use holdfast_core::ports::store::Level;
 
 use crate::config::{Demand, TableConfig};
 use crate::engine::{self, Family};
+use crate::horizon::{Horizon, Pace, Partitions};
 use crate::identifier;
 
 /// A window that is recommended where there is none: parts that a table remembers.
@@ -20,6 +21,8 @@ pub struct Column {
     pub data_type: String,
     /// `""`, `DEFAULT`, `MATERIALIZED`, `ALIAS` or `EPHEMERAL`.
     pub kind: String,
+    /// The expression behind its kind, or `""`.
+    pub expression: String,
     /// The expression after which its values expire, or `""`.
     pub ttl: String,
 }
@@ -108,6 +111,15 @@ pub(crate) enum Policies {
     Unknown,
 }
 
+/// Whether the user may read Holdfast's columns of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Readable {
+    /// It may, or there is nothing to read.
+    Yes,
+    /// It may not, in the server's words.
+    No(String),
+}
+
 /// What the server says about a table.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
@@ -115,9 +127,10 @@ pub(crate) struct Facts {
     pub(crate) table: String,
     pub(crate) engine: String,
     pub(crate) engine_full: String,
+    pub(crate) partition_key: String,
     pub(crate) sorting_key: String,
-    /// Expressions of the table's data skipping indices, comma-separated.
-    pub(crate) indices: String,
+    /// Expressions of the table's data skipping indices, comma-separated; `None`: the user may not ask.
+    pub(crate) indices: Option<String>,
     pub(crate) columns: Columns,
     /// The server's defaults: parts that a table without a setting of its own remembers.
     pub(crate) plain_window: u64,
@@ -125,6 +138,8 @@ pub(crate) struct Facts {
     /// The server's default: for how long a replicated table remembers, in seconds.
     pub(crate) replicated_seconds: u64,
     pub(crate) policies: Policies,
+    pub(crate) readable: Readable,
+    pub(crate) partitions: Partitions,
 }
 
 /// A table as it was found, what it can promise, and what stands in its way.
@@ -142,6 +157,10 @@ pub struct TableReport {
     pub window: u64,
     /// For how long, in seconds, where time bounds it too.
     pub window_seconds: Option<u64>,
+    /// Whether that is long enough; none where it does not deduplicate.
+    pub horizon: Option<Horizon>,
+    /// The expression by which it is partitioned, or `""`.
+    pub partition_key: String,
     /// Its columns.
     pub columns: Vec<Column>,
     /// Whether rows get their sequence.
@@ -159,6 +178,22 @@ pub struct TableReport {
 }
 
 impl TableReport {
+    /// What the table's rows are promised, in a sentence.
+    #[must_use]
+    pub const fn promise(&self) -> &'static str {
+        match self.level {
+            Some(Level::ExactlyOnce) => "every row once and in order, through any crash",
+            // A replicated table records a token together with its part.
+            Some(Level::Deduplicated) if self.replicated => "every row once and in order",
+            Some(Level::Deduplicated) => {
+                "every row once and in order, but that a ClickHouse killed within its commit can swallow a batch \
+                 that is tried again"
+            }
+            Some(Level::AtLeastOnce) => "every row in order; after trouble some can be there twice",
+            None => "nothing: it takes no rows as configured",
+        }
+    }
+
     /// The required findings in one sentence each, with what mends them.
     #[must_use]
     pub fn why_unfit(&self) -> String {
@@ -186,7 +221,7 @@ struct Obstacle {
 }
 
 /// Judges a table by what the server says about it.
-pub(crate) fn judge(facts: Facts, asked: &TableConfig) -> TableReport {
+pub(crate) fn judge(facts: Facts, asked: &TableConfig, pace: Pace) -> TableReport {
     let name = identifier::quote_table(&facts.database, &facts.table)
         .unwrap_or_else(|_| format!("{}.{}", facts.database, facts.table));
     let (family, replicated) = engine::family(&facts.engine);
@@ -291,6 +326,17 @@ pub(crate) fn judge(facts: Facts, asked: &TableConfig) -> TableReport {
         }
     }
 
+    if let (Family::Plain, Readable::No(why)) = (family, &facts.readable) {
+        let columns = [&asked.sequence_column, &asked.stream_column]
+            .map(|column| identifier::quote(column).unwrap_or_else(|_| column.clone()));
+        obstacle(
+            Some(Level::ExactlyOnce),
+            "grant",
+            format!("Holdfast's user may not read the table, so a batch cannot be read back ({why})"),
+            format!("GRANT SELECT({}) ON {name} TO <user>", columns.join(", ")),
+        );
+    }
+
     let takes_rows = obstacles.iter().all(|obstacle| obstacle.keeps_from.is_some());
     let highest = match obstacles.iter().filter_map(|obstacle| obstacle.keeps_from).min() {
         _ if !takes_rows => Level::AtLeastOnce,
@@ -319,6 +365,12 @@ pub(crate) fn judge(facts: Facts, asked: &TableConfig) -> TableReport {
     if level == Some(Level::ExactlyOnce) {
         findings.extend(could_be_better(&facts, asked, &name));
     }
+    let horizon = (window > 0).then(|| Horizon::new(window, facts.partitions, pace));
+    if let Some(horizon) = horizon
+        && level.is_some_and(|level| level >= Level::Deduplicated)
+    {
+        findings.extend(too_near(&horizon, window_seconds, replicated, &name));
+    }
     findings.sort_by_key(|finding| finding.need);
 
     TableReport {
@@ -330,12 +382,50 @@ pub(crate) fn judge(facts: Facts, asked: &TableConfig) -> TableReport {
         replicated,
         window,
         window_seconds,
+        horizon,
+        partition_key: facts.partition_key,
         columns: facts.columns.all,
         asked: asked.delivery,
         highest,
         level,
         findings,
     }
+}
+
+/// What is wrong with a window that forgets tokens while their inserts can still land.
+fn too_near(horizon: &Horizon, window_seconds: Option<u64>, replicated: bool, name: &str) -> Option<Finding> {
+    let seconds = horizon.life.as_secs();
+    let (field, problem, fix) = if !horizon.is_enough() {
+        let field = if replicated {
+            "replicated_deduplication_window"
+        } else {
+            "non_replicated_deduplication_window"
+        };
+        let Horizon { window, parts_per_insert, inserts_per_minute, .. } = horizon;
+        let whence = if horizon.assumed { "which is assumed" } else { "as seen" };
+        let problem = format!(
+            "the table remembers {window} parts; {inserts_per_minute} inserts a minute (batch.max_age) of up to \
+             {parts_per_insert} parts each ({whence}) can have it forget an insert that lands after {seconds} s, and \
+             store its rows twice"
+        );
+        // Twice as much as is needed: batches that are full, or split, come more often.
+        let window = horizon.needed().saturating_mul(2).max(RECOMMENDED_WINDOW);
+        (field, problem, window)
+    } else if window_seconds.is_some_and(|remembered| remembered <= seconds) {
+        let problem = format!(
+            "the table remembers inserts for {} s; one can land after {seconds} s, and be stored twice",
+            window_seconds.unwrap_or_default()
+        );
+        ("replicated_deduplication_window_seconds", problem, seconds.saturating_mul(2).max(3_600))
+    } else {
+        return None;
+    };
+    Some(Finding {
+        need: Need::Recommended,
+        field: field.into(),
+        problem,
+        fix: format!("ALTER TABLE {name} MODIFY SETTING {field} = {fix}"),
+    })
 }
 
 /// What an exactly-once table could do better.
@@ -352,7 +442,10 @@ fn could_be_better(facts: &Facts, asked: &TableConfig, name: &str) -> Vec<Findin
     }
     let column = &asked.sequence_column;
     let leads = facts.sorting_key.split(',').any(|key| key.trim().trim_matches('`') == *column);
-    let indexed = facts.indices.split(',').any(|key| key.trim().trim_matches('`') == *column);
+    let indexed = facts
+        .indices
+        .as_ref()
+        .is_none_or(|indices| indices.split(',').any(|key| key.trim().trim_matches('`') == *column));
     if !leads && !indexed {
         let quoted = identifier::quote(column).unwrap_or_else(|_| column.clone());
         findings.push(Finding {
@@ -367,10 +460,18 @@ fn could_be_better(facts: &Facts, asked: &TableConfig, name: &str) -> Vec<Findin
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn column(name: &str, data_type: &str) -> Column {
-        Column { name: name.into(), data_type: data_type.into(), kind: String::new(), ttl: String::new() }
+        Column {
+            name: name.into(),
+            data_type: data_type.into(),
+            kind: String::new(),
+            expression: String::new(),
+            ttl: String::new(),
+        }
     }
 
     fn facts() -> Facts {
@@ -378,9 +479,10 @@ mod tests {
             database: "d".into(),
             table: "t".into(),
             engine: "MergeTree".into(),
-            engine_full: "MergeTree ORDER BY _seq SETTINGS non_replicated_deduplication_window = 100".into(),
+            engine_full: "MergeTree ORDER BY _seq SETTINGS non_replicated_deduplication_window = 1000".into(),
+            partition_key: String::new(),
             sorting_key: "_seq".into(),
-            indices: String::new(),
+            indices: Some(String::new()),
             columns: Columns {
                 all: vec![column("_seq", "UInt64"), column("_stream", "Int64"), column("a", "String")],
             },
@@ -388,15 +490,23 @@ mod tests {
             replicated_window: 10_000,
             replicated_seconds: 3_600,
             policies: Policies::Known(String::new()),
+            readable: Readable::Yes,
+            partitions: Partitions::None,
         }
     }
+
+    const PACE: Pace = Pace {
+        intent_age: Duration::from_secs(10),
+        insert_timeout: Duration::from_mins(2),
+        batch_age: Duration::from_secs(1),
+    };
 
     fn asking(delivery: Demand) -> TableConfig {
         TableConfig { delivery, ..TableConfig::default() }
     }
 
     fn best(facts: Facts) -> TableReport {
-        judge(facts, &asking(Demand::Best))
+        judge(facts, &asking(Demand::Best), PACE)
     }
 
     #[test]
@@ -404,7 +514,7 @@ mod tests {
         let report = best(facts());
         assert_eq!(
             (report.highest, report.level, report.window),
-            (Level::ExactlyOnce, Some(Level::ExactlyOnce), 100)
+            (Level::ExactlyOnce, Some(Level::ExactlyOnce), 1_000)
         );
         assert_eq!(report.findings, []);
         assert!(report.has_sequence && report.has_stream);
@@ -424,6 +534,7 @@ mod tests {
                 f.engine_full = f.engine_full.replace("SETTINGS", "TTL d SETTINGS");
             }),
             (Level::Deduplicated, "row policy", |f| f.policies = Policies::Known("mine".into())),
+            (Level::Deduplicated, "grant", |f| f.readable = Readable::No("Code: 497".into())),
             (Level::AtLeastOnce, "non_replicated_deduplication_window", |f| {
                 f.engine_full = "MergeTree".into();
             }),
@@ -436,10 +547,10 @@ mod tests {
             assert_eq!(report.level, Some(*level), "{field}");
             assert_eq!(report.findings[0].field, *field);
             assert_eq!(report.findings[0].need, Need::Recommended);
-            let report = judge(facts.clone(), &asking(Demand::Exactly(Level::ExactlyOnce)));
+            let report = judge(facts.clone(), &asking(Demand::Exactly(Level::ExactlyOnce)), PACE);
             assert_eq!(report.level, None, "{field}");
             assert!(report.why_unfit().contains(&report.findings[0].fix), "{}", report.why_unfit());
-            let report = judge(facts, &asking(Demand::Exactly(*level)));
+            let report = judge(facts, &asking(Demand::Exactly(*level)), PACE);
             assert_eq!((report.level, report.findings), (Some(*level), vec![]), "{field}");
         }
     }
@@ -449,9 +560,31 @@ mod tests {
         let report =
             best(Facts { engine_full: "MergeTree ORDER BY _seq".into(), plain_window: 50, ..facts() });
         assert_eq!((report.level, report.window), (Some(Level::ExactlyOnce), 50));
+        assert!(!report.horizon.unwrap().is_enough());
         let report =
             best(Facts { engine: "ReplicatedMergeTree".into(), engine_full: String::new(), ..facts() });
         assert_eq!((report.window, report.window_seconds, report.replicated), (10_000, Some(3_600), true));
+    }
+
+    #[test]
+    fn a_window_that_is_too_small_is_named() {
+        let report = best(Facts { partitions: Partitions::Lately(20), ..facts() });
+        let horizon = report.horizon.unwrap();
+        assert_eq!((horizon.window, horizon.parts_per_insert, horizon.needed()), (1_000, 20, 3_201));
+        assert_eq!(report.level, Some(Level::ExactlyOnce), "it can be used");
+        assert_eq!(report.findings[0].need, Need::Recommended);
+        assert_eq!(
+            report.findings[0].fix,
+            "ALTER TABLE `d`.`t` MODIFY SETTING non_replicated_deduplication_window = 10000"
+        );
+        let replicated = Facts { engine: "ReplicatedMergeTree".into(), replicated_seconds: 100, ..facts() };
+        let report = best(replicated);
+        assert_eq!(report.findings[0].field, "replicated_deduplication_window_seconds");
+        assert!(report.findings[0].fix.ends_with("= 3600"), "{:?}", report.findings);
+        // Where nothing rests on it, it does not matter.
+        let memory = best(Facts { engine: "Memory".into(), ..facts() });
+        assert_eq!((memory.horizon, memory.level), (None, Some(Level::AtLeastOnce)));
+        assert!(memory.promise().contains("twice"));
     }
 
     #[test]
@@ -466,7 +599,7 @@ mod tests {
         let report = best(Facts { sorting_key: "a".into(), ..facts() });
         assert!(report.findings[0].fix.contains("ADD INDEX"));
         assert_eq!(
-            best(Facts { sorting_key: "a".into(), indices: "a, _seq".into(), ..facts() }).findings,
+            best(Facts { sorting_key: "a".into(), indices: Some("a, _seq".into()), ..facts() }).findings,
             []
         );
     }

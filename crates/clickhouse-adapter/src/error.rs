@@ -3,6 +3,9 @@
 //! An insert that was not answered with success was either certainly not carried out, and may simply be tried
 //! again, or it is in doubt, and must be read back first. [`CODES`] is the one place where that is decided. A code
 //! that is not in it is in doubt: a read-back costs little, a wrong "certainly not" costs a row.
+//!
+//! Only ClickHouse itself can say that it refuses: what a proxy or another server answers proves nothing, whatever
+//! it says ([`classify_status`]).
 
 use std::error::Error as StdError;
 use std::fmt::Write as _;
@@ -10,46 +13,10 @@ use std::fmt::Write as _;
 use clickhouse::error::Error;
 use holdfast_core::ports::store::{InsertOutcome, Refusal};
 
+pub use holdfast_core::ports::store::Class;
+
 /// The longest message that is kept of an answer, in bytes. ClickHouse quotes rows in its messages.
 pub const MAX_MESSAGE: usize = 500;
-
-/// What kind of trouble an answer tells of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Class {
-    /// A row of the batch: the same rows will be refused again.
-    BatchData,
-    /// The table, its columns or the configuration: refused until somebody changes something.
-    Table,
-    /// The user, the password or a grant.
-    Access,
-    /// The server's state now: the same batch will be taken later.
-    Passing,
-    /// The answer itself says that it does not know, or is known to come after a part was written.
-    Doubt,
-    /// Not in the table of codes.
-    Unknown,
-}
-
-impl Class {
-    /// The name under which the class is counted and logged.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::BatchData => "data",
-            Self::Table => "table",
-            Self::Access => "access",
-            Self::Passing => "passing",
-            Self::Doubt => "doubt",
-            Self::Unknown => "unknown",
-        }
-    }
-}
-
-impl std::fmt::Display for Class {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// What a code proves about an insert of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,10 +53,10 @@ const fn line(code: u32, name: &'static str, class: Class, written: Written, rea
 /// query in at all proves that nothing was written. What comes from the writing itself proves nothing: in a
 /// table with partitions an earlier one may be stored already.
 pub const CODES: &[Code] = {
-    use Class::{Access, BatchData, Doubt, Passing, Table};
+    use Class::{Access, Data, Doubt, Passing, Table};
     use Written::{Nothing, Perhaps};
     &[
-        line(6, "CANNOT_PARSE_TEXT", BatchData, Nothing, "a value does not parse"),
+        line(6, "CANNOT_PARSE_TEXT", Data, Nothing, "a value does not parse"),
         line(10, "NOT_FOUND_COLUMN_IN_BLOCK", Table, Perhaps, "the table was altered while the insert ran"),
         line(
             16,
@@ -99,15 +66,16 @@ pub const CODES: &[Code] = {
             "a named column is gone; seen before reading the body",
         ),
         line(20, "NUMBER_OF_COLUMNS_DOESNT_MATCH", Table, Nothing, "seen before reading the body"),
-        line(25, "CANNOT_PARSE_ESCAPE_SEQUENCE", BatchData, Nothing, "a value does not parse"),
-        line(26, "CANNOT_PARSE_QUOTED_STRING", BatchData, Nothing, "a value does not parse"),
+        line(25, "CANNOT_PARSE_ESCAPE_SEQUENCE", Data, Nothing, "a value does not parse"),
+        line(26, "CANNOT_PARSE_QUOTED_STRING", Data, Nothing, "a value does not parse"),
         line(
             27,
             "CANNOT_PARSE_INPUT_ASSERTION_FAILED",
-            BatchData,
+            Data,
             Nothing,
             "a value, or a setting's, does not parse",
         ),
+        line(32, "ATTEMPT_TO_READ_AFTER_EOF", Data, Nothing, "a value ends too soon"),
         line(
             33,
             "CANNOT_READ_ALL_DATA",
@@ -116,9 +84,23 @@ pub const CODES: &[Code] = {
             "the body was cut on its way, and a cut body is not stored",
         ),
         line(36, "BAD_ARGUMENTS", Table, Perhaps, "raised in many places, an index's expression among them"),
-        line(38, "CANNOT_PARSE_DATE", BatchData, Nothing, "a value does not parse"),
-        line(41, "CANNOT_PARSE_DATETIME", BatchData, Nothing, "a value does not parse"),
+        line(38, "CANNOT_PARSE_DATE", Data, Nothing, "a value does not parse"),
+        line(
+            40,
+            "CHECKSUM_DOESNT_MATCH",
+            Passing,
+            Nothing,
+            "the body was damaged on its way; it is checked before it is parsed",
+        ),
+        line(41, "CANNOT_PARSE_DATETIME", Data, Nothing, "a value does not parse"),
         line(44, "ILLEGAL_COLUMN", Table, Perhaps, "raised by expressions too"),
+        line(
+            46,
+            "UNKNOWN_FUNCTION",
+            Table,
+            Nothing,
+            "an expression of the table calls a function that is gone",
+        ),
         line(
             47,
             "UNKNOWN_IDENTIFIER",
@@ -134,18 +116,26 @@ pub const CODES: &[Code] = {
             "the engine takes no inserts; seen before reading the body",
         ),
         line(49, "LOGICAL_ERROR", Doubt, Perhaps, "a fault of the server, wherever it was"),
-        line(53, "TYPE_MISMATCH", BatchData, Nothing, "a value is of another type"),
+        line(53, "TYPE_MISMATCH", Data, Nothing, "a value is of another type"),
         line(60, "UNKNOWN_TABLE", Table, Nothing, "no such table; seen before reading the body"),
         line(62, "SYNTAX_ERROR", Table, Nothing, "the query was not understood"),
-        line(69, "ARGUMENT_OUT_OF_BOUND", BatchData, Nothing, "a value is out of range"),
-        line(70, "CANNOT_CONVERT_TYPE", BatchData, Nothing, "a value cannot be converted"),
-        line(72, "CANNOT_PARSE_NUMBER", BatchData, Nothing, "a value does not parse"),
+        line(69, "ARGUMENT_OUT_OF_BOUND", Data, Nothing, "a value is out of range"),
+        line(70, "CANNOT_CONVERT_TYPE", Data, Nothing, "a value cannot be converted"),
+        line(72, "CANNOT_PARSE_NUMBER", Data, Nothing, "a value does not parse"),
         line(73, "UNKNOWN_FORMAT", Table, Nothing, "the query was not understood"),
         line(81, "UNKNOWN_DATABASE", Table, Nothing, "no such database; seen before reading the body"),
         line(115, "UNKNOWN_SETTING", Table, Nothing, "a setting is not known; seen before the query"),
-        line(117, "INCORRECT_DATA", BatchData, Nothing, "an unknown field, or a value does not parse"),
-        line(128, "TOO_LARGE_ARRAY_SIZE", BatchData, Nothing, "a value is too large"),
-        line(131, "TOO_LARGE_STRING_SIZE", BatchData, Nothing, "a value is too large"),
+        line(117, "INCORRECT_DATA", Data, Nothing, "an unknown field, or a value does not parse"),
+        line(128, "TOO_LARGE_ARRAY_SIZE", Data, Nothing, "a value is too large"),
+        line(130, "CANNOT_READ_ARRAY_FROM_TEXT", Data, Nothing, "a value is no array"),
+        line(131, "TOO_LARGE_STRING_SIZE", Data, Nothing, "a value is too large"),
+        line(
+            153,
+            "ILLEGAL_DIVISION",
+            Data,
+            Nothing,
+            "an expression of the table divides by a value that is zero",
+        ),
         line(159, "TIMEOUT_EXCEEDED", Passing, Perhaps, "the time ran out, wherever the insert was"),
         line(160, "TOO_SLOW", Passing, Perhaps, "broken off for its speed, wherever the insert was"),
         line(
@@ -155,10 +145,11 @@ pub const CODES: &[Code] = {
             Nothing,
             "the user may not write, or not change a setting; seen before the query",
         ),
+        line(173, "CANNOT_ALLOCATE_MEMORY", Passing, Perhaps, "wherever the insert was"),
         line(
             190,
             "SIZES_OF_ARRAYS_DONT_MATCH",
-            BatchData,
+            Data,
             Nothing,
             "arrays of one nested column differ in length",
         ),
@@ -206,14 +197,29 @@ pub const CODES: &[Code] = {
         // Both of its meanings are checked before a block is written. A view's table is checked later, and says so.
         line(252, "TOO_MANY_PARTS", Passing, Nothing, "checked before a block is written"),
         line(254, "NO_ACTIVE_REPLICAS", Passing, Perhaps, "on the way to another server"),
+        line(
+            271,
+            "CANNOT_DECOMPRESS",
+            Passing,
+            Nothing,
+            "the body was damaged on its way, and nothing of it parsed",
+        ),
         line(279, "ALL_CONNECTION_TRIES_FAILED", Passing, Perhaps, "on the way to another server"),
+        line(
+            285,
+            "TOO_FEW_LIVE_REPLICAS",
+            Passing,
+            Perhaps,
+            "a quorum is not there, maybe between two parts",
+        ),
+        line(286, "UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE", Passing, Perhaps, "maybe between two parts"),
         line(291, "DATABASE_ACCESS_DENIED", Access, Nothing, "seen before the query"),
-        line(306, "TOO_DEEP_RECURSION", BatchData, Nothing, "a value is nested too deep"),
+        line(306, "TOO_DEEP_RECURSION", Data, Nothing, "a value is nested too deep"),
         line(319, "UNKNOWN_STATUS_OF_INSERT", Doubt, Perhaps, "it says so itself"),
-        line(321, "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE", BatchData, Nothing, "a value is out of range"),
-        line(349, "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN", BatchData, Nothing, "a null where there is none"),
+        line(321, "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE", Data, Nothing, "a value is out of range"),
+        line(349, "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN", Data, Nothing, "a null where there is none"),
         line(354, "ZLIB_INFLATE_FAILED", Table, Nothing, "the body cannot be unpacked"),
-        line(376, "CANNOT_PARSE_UUID", BatchData, Nothing, "a value does not parse"),
+        line(376, "CANNOT_PARSE_UUID", Data, Nothing, "a value does not parse"),
         line(394, "QUERY_WAS_CANCELLED", Passing, Perhaps, "killed, wherever the insert was"),
         line(
             395,
@@ -222,10 +228,10 @@ pub const CODES: &[Code] = {
             Perhaps,
             "thrown by a view after its source was written",
         ),
-        line(407, "DECIMAL_OVERFLOW", BatchData, Nothing, "a value is out of range"),
+        line(407, "DECIMAL_OVERFLOW", Data, Nothing, "a value is out of range"),
         line(432, "UNKNOWN_CODEC", Table, Nothing, "the body cannot be unpacked"),
         line(439, "CANNOT_SCHEDULE_TASK", Passing, Perhaps, "no thread, wherever the insert was"),
-        line(441, "CANNOT_PARSE_DOMAIN_VALUE_FROM_STRING", BatchData, Nothing, "a value does not parse"),
+        line(441, "CANNOT_PARSE_DOMAIN_VALUE_FROM_STRING", Data, Nothing, "a value does not parse"),
         line(
             452,
             "SETTING_CONSTRAINT_VIOLATION",
@@ -233,17 +239,25 @@ pub const CODES: &[Code] = {
             Nothing,
             "the profile forbids a setting; seen before the query",
         ),
-        line(467, "CANNOT_PARSE_BOOL", BatchData, Nothing, "a value does not parse"),
-        line(469, "VIOLATED_CONSTRAINT", BatchData, Nothing, "checked on the block before it is written"),
+        line(467, "CANNOT_PARSE_BOOL", Data, Nothing, "a value does not parse"),
+        line(469, "VIOLATED_CONSTRAINT", Data, Nothing, "checked on the block before it is written"),
         line(473, "DEADLOCK_AVOIDED", Passing, Perhaps, "a lock that another query held for too long"),
         line(497, "ACCESS_DENIED", Access, Nothing, "a grant is missing; seen before reading the body"),
         line(499, "S3_ERROR", Passing, Perhaps, "the object store, at some part"),
         line(516, "AUTHENTICATION_FAILED", Access, Nothing, "not let in"),
         line(659, "UNKNOWN_STATUS_OF_TRANSACTION", Doubt, Perhaps, "it says so itself"),
-        line(675, "CANNOT_PARSE_IPV4", BatchData, Nothing, "a value does not parse"),
-        line(676, "CANNOT_PARSE_IPV6", BatchData, Nothing, "a value does not parse"),
-        line(691, "UNKNOWN_ELEMENT_OF_ENUM", BatchData, Nothing, "a value the enum does not have"),
+        line(675, "CANNOT_PARSE_IPV4", Data, Nothing, "a value does not parse"),
+        line(676, "CANNOT_PARSE_IPV6", Data, Nothing, "a value does not parse"),
+        line(691, "UNKNOWN_ELEMENT_OF_ENUM", Data, Nothing, "a value the enum does not have"),
         line(692, "TOO_MANY_MUTATIONS", Passing, Perhaps, "checked beside the parts"),
+        line(
+            722,
+            "ASYNC_LOAD_WAIT_FAILED",
+            Passing,
+            Nothing,
+            "the table is being loaded; seen before the query",
+        ),
+        line(733, "TABLE_IS_BEING_RESTARTED", Passing, Nothing, "seen before reading the body"),
         line(745, "SERVER_OVERLOADED", Passing, Perhaps, "asked while the insert runs as well"),
         line(774, "TABLE_IS_PERMANENTLY_READ_ONLY", Table, Nothing, "seen before reading the body"),
         line(999, "KEEPER_EXCEPTION", Passing, Perhaps, "the coordination failed, maybe between two parts"),
@@ -259,10 +273,20 @@ pub const CODES: &[Code] = {
     ]
 };
 
-/// What ClickHouse writes into a message when the error came from behind the parsing: from an expression of the
-/// table (an index's is evaluated while its part is written) or from a view (its source may be written already).
+/// In the message of an error that a materialized view raised: the rows of its source may be written already.
+const IN_VIEW: &str = "while pushing to view";
+
+/// In the message of an error that an expression of the table raised. A column's default is reckoned before
+/// anything is written, an index's while its part is written: of two parts, one may be stored.
+///
 /// Row data quoted in a message could hold these words; that only turns a certainty into a doubt.
-const AFTER_PARSING: &[&str] = &["while pushing to view", "while executing 'FUNCTION"];
+const IN_EXPRESSION: &str = "while executing 'FUNCTION";
+
+/// Codes with which ClickHouse refuses the value of a setting as well as a value in a row.
+const ALSO_OF_SETTINGS: &[u32] = &[6, 27, 72, 467];
+
+/// One of these is in the message of every error that comes from a row.
+const FROM_ROWS: &[&str] = &["While executing ", "while executing ", "(at row "];
 
 fn lookup(code: u32) -> Option<&'static Code> {
     CODES.binary_search_by_key(&code, |line| line.code).ok().map(|at| &CODES[at])
@@ -275,11 +299,15 @@ pub fn classify(code: u32, message: &str) -> Class {
         None => Class::Unknown,
         // One number for two things: the batch spans too many partitions, or the table has too many parts.
         Some(Code { code: 252, .. }) if message.contains("Too many partitions for single INSERT block") => {
-            Class::BatchData
+            Class::Data
         }
         // Of a view, it is the view that must be mended, not the row: it was good for the table.
-        Some(Code { class: Class::BatchData, .. }) if message.contains("while pushing to view") => {
-            Class::Doubt
+        Some(Code { class: Class::Data, .. }) if message.contains(IN_VIEW) => Class::Doubt,
+        // The same number for a row's value and for a setting's. No row may go to the dead letters for that.
+        Some(Code { class: Class::Data, code, .. })
+            if ALSO_OF_SETTINGS.contains(code) && !FROM_ROWS.iter().any(|words| message.contains(words)) =>
+        {
+            Class::Table
         }
         Some(line) => line.class,
     }
@@ -289,7 +317,20 @@ pub fn classify(code: u32, message: &str) -> Class {
 #[must_use]
 pub fn proves_nothing_written(code: u32, message: &str) -> bool {
     lookup(code).is_some_and(|line| line.written == Written::Nothing)
-        && !AFTER_PARSING.iter().any(|words| message.contains(words))
+        && !message.contains(IN_VIEW)
+        && !message.contains(IN_EXPRESSION)
+}
+
+/// What kind of trouble the status of an answer tells of that is not ClickHouse's: a proxy's, or some other
+/// server's. It never proves anything about an insert.
+#[must_use]
+pub fn classify_status(status: u16) -> Class {
+    match status {
+        401 | 403 | 407 => Class::Access,
+        // Somebody else's page, a redirect, a body that a proxy finds too large: until somebody changes something.
+        200..=399 | 413 => Class::Table,
+        _ => Class::Doubt,
+    }
 }
 
 /// The code at the head of an answer: `Code: 60. DB::Exception: …`.
@@ -302,26 +343,93 @@ pub fn code_of(answer: &str) -> Option<u32> {
     digits[..end].parse().ok()
 }
 
+/// The number of the row, counted from 1, that a refusal of a batch's data names.
+///
+/// Parsers end their message with `(at row N)` and the format's name, a constraint is `violated at row N`; both
+/// are exact, whether a body is parsed by one thread or by several. Expressions of the table name no row. Values
+/// that the message quotes may hold the same words, so they count only where ClickHouse itself puts them.
+#[must_use]
+pub fn row_of(code: u32, answer: &str) -> Option<u32> {
+    let number = |text: &str| {
+        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        text[..end].parse().ok().filter(|row| *row > 0)
+    };
+    if code == 469 {
+        // The constraint's name comes before it; its expression and the values that violate it come after it.
+        return number(answer.split_once(" is violated at row ")?.1);
+    }
+    let (_, tail) = answer.rsplit_once("(at row ")?;
+    // A value stands in quotes: one that closes behind it was opened before it.
+    if tail.contains(['\'', '"']) { None } else { number(tail) }
+}
+
+/// What is certain about an insert that was not answered with success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Certainty {
+    /// Nothing was written.
+    NothingWritten,
+    /// ClickHouse has refused it, so it is over; whether a part of it was written before can be looked up.
+    Over,
+    /// It may have been written, or be written yet.
+    Unknown,
+}
+
 /// Why an insert, read-back or description was not carried out.
 pub(crate) struct Failure {
     pub(crate) refusal: Refusal,
-    /// Whether it is certain that nothing was written.
-    pub(crate) nothing_written: bool,
+    pub(crate) certainty: Certainty,
 }
 
 impl Failure {
-    /// Something that went wrong on this side, before anything was sent.
-    pub(crate) fn before_sending(message: impl AsRef<str>) -> Self {
-        Self { refusal: refusal(None, message.as_ref()), nothing_written: true }
+    fn new(certainty: Certainty, refusal: Refusal) -> Self {
+        Self { refusal, certainty }
     }
 
-    /// Something that went wrong on this side while the server may have been at work.
+    /// Something that went wrong on this side, before anything was sent, and may go well the next time.
+    pub(crate) fn before_sending(message: impl AsRef<str>) -> Self {
+        Self::new(Certainty::NothingWritten, refusal(Class::Passing, message.as_ref()))
+    }
+
+    /// Something about the table that keeps rows from being sent, until somebody changes it.
+    pub(crate) fn of_table(message: impl AsRef<str>) -> Self {
+        Self::new(Certainty::NothingWritten, refusal(Class::Table, message.as_ref()))
+    }
+
+    /// Row `row` of those to be sent, counted from 1, cannot be.
+    pub(crate) fn of_row(row: Option<u32>, message: impl AsRef<str>) -> Self {
+        Self::new(Certainty::NothingWritten, Refusal { row, ..refusal(Class::Data, message.as_ref()) })
+    }
+
+    /// The server may have been at work, and nobody knows how it ended.
     pub(crate) fn in_doubt(message: impl AsRef<str>) -> Self {
-        Self { refusal: refusal(None, message.as_ref()), nothing_written: false }
+        Self::new(Certainty::Unknown, refusal(Class::Doubt, message.as_ref()))
+    }
+
+    /// Somebody has answered with `status`, and it was not ClickHouse, or not with success.
+    pub(crate) fn of_somebody_else(status: u16, message: impl AsRef<str>) -> Self {
+        Self::new(Certainty::Unknown, refusal(classify_status(status), message.as_ref()))
+    }
+
+    /// What ClickHouse answered.
+    fn answered(code: u32, answer: &str) -> Self {
+        let class = classify(code, answer);
+        let row = if class == Class::Data { row_of(code, answer) } else { None };
+        let certainty = if proves_nothing_written(code, answer) {
+            Certainty::NothingWritten
+        } else if class == Class::Data {
+            Certainty::Over
+        } else {
+            Certainty::Unknown
+        };
+        Self::new(certainty, Refusal { class, code: Some(code), row, message: cut(answer) })
+    }
+
+    pub(crate) fn nothing_written(&self) -> bool {
+        self.certainty == Certainty::NothingWritten
     }
 
     pub(crate) fn outcome(self) -> InsertOutcome {
-        if self.nothing_written {
+        if self.nothing_written() {
             InsertOutcome::Again(self.refusal)
         } else {
             InsertOutcome::Doubt(self.refusal)
@@ -332,11 +440,10 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match &error {
-            Error::BadResponse(answer) => {
-                let code = code_of(answer);
-                let nothing_written = code.is_some_and(|code| proves_nothing_written(code, answer));
-                Self { refusal: refusal(code, answer), nothing_written }
-            }
+            Error::BadResponse(answer) => match code_of(answer) {
+                Some(code) => Self::answered(code, answer),
+                None => Self::in_doubt(answer),
+            },
             // The request could not even be put together.
             Error::InvalidParams(_) => Self::before_sending(chain(&error)),
             Error::Network(source) if never_connected(source.as_ref()) => {
@@ -369,8 +476,9 @@ fn chain(error: &dyn StdError) -> String {
     text
 }
 
-pub(crate) fn refusal(code: Option<u32>, message: &str) -> Refusal {
-    Refusal { code, message: cut(message) }
+/// A refusal in our own words.
+pub(crate) fn refusal(class: Class, message: &str) -> Refusal {
+    Refusal { class, code: None, row: None, message: cut(message) }
 }
 
 /// At most [`MAX_MESSAGE`] bytes of `message`, on one line and without control characters: it goes to logs and
@@ -403,7 +511,7 @@ mod tests {
         assert!(CODES.windows(2).all(|pair| pair[0].code < pair[1].code));
         for line in CODES {
             assert!(line.class != Class::Doubt || line.written == Written::Perhaps, "{}", line.name);
-            assert!(line.class != Class::BatchData || line.written == Written::Nothing, "{}", line.name);
+            assert!(line.class != Class::Data || line.written == Written::Nothing, "{}", line.name);
             assert!(!line.reason.is_empty() && !line.name.is_empty());
         }
     }
@@ -419,6 +527,56 @@ mod tests {
         assert_eq!(code_of("\nCode: 7. x"), Some(7));
         for answer in ["", "502 Bad Gateway", "Code: ", "Code: x", "Code: 99999999999", "a Code: 60"] {
             assert_eq!(code_of(answer), None, "{answer}");
+        }
+    }
+
+    #[test]
+    fn the_row_is_where_clickhouse_puts_it() {
+        const TAIL: &str = "\n: While executing ParallelParsingBlockInputFormat. (NAME) (version 26.7.2.1)";
+        for (code, answer, row) in [
+            (27, format!("Cannot parse input: expected '\"' before: 'x\"}}': (while reading the value of key n): (at row 700){TAIL}"), Some(700)),
+            (27, "Cannot parse input: expected ',' before: 'x': (at row 2)\n".to_owned(), Some(2)),
+            (117, format!("Unknown field found while parsing JSONEachRow format: zz: (at row 7)\n(at row 9): (at row 4294967295){TAIL}"), Some(u32::MAX)),
+            (691, format!("Unknown element 'b' for enum: (at row 7): While executing X.' for enum: (at row 8){TAIL}"), Some(8)),
+            (675, format!("Cannot parse IPv4 x\"}} (at row 7){{\": (while reading the value of key i): (at row 9){TAIL}"), Some(9)),
+            (469, "Constraint `c` for table d.t (64771c03) is violated at row 700. Expression: (s != 'is violated at row 7. (at row 8)'). Column values: s = ' is violated at row 9'. (VIOLATED_CONSTRAINT)".to_owned(), Some(700)),
+            // An expression names none, whatever the value says that it quotes.
+            (6, "Cannot parse string 'x (at row 7)' as UInt8: while executing 'FUNCTION toUInt8(s : 3)'. (CANNOT_PARSE_TEXT)".to_owned(), None),
+            (41, "Cannot parse \"(at row 7)\": while executing 'FUNCTION f(s : 3)'.".to_owned(), None),
+            (53, "Cannot insert NULL value into a column `(at row 7)` of type 'String': While executing X.".to_owned(), None),
+            (252, "Too many partitions for single INSERT block (more than 100).".to_owned(), None),
+            (27, "(at row 0)".to_owned(), None),
+            (27, "(at row 4294967296)".to_owned(), None),
+            (27, "(at row -1)".to_owned(), None),
+            (27, "(at row )".to_owned(), None),
+            (27, "(at row ".to_owned(), None),
+            (27, "at row 5".to_owned(), None),
+            (469, "is violated".to_owned(), None),
+            (469, " is violated at row x (at row 5)".to_owned(), None),
+            (27, String::new(), None),
+        ] {
+            assert_eq!(row_of(code, &answer), row, "{answer}");
+        }
+    }
+
+    #[test]
+    fn nothing_that_is_not_clickhouses_is_a_rows_fault() {
+        for status in 0..=999 {
+            let class = classify_status(status);
+            assert!(matches!(class, Class::Access | Class::Table | Class::Doubt), "{status}: {class}");
+            let outcome = Failure::of_somebody_else(status, "Code: 27. (at row 7)").outcome();
+            assert!(
+                matches!(outcome, InsertOutcome::Doubt(Refusal { row: None, code: None, .. })),
+                "{status}"
+            );
+        }
+    }
+
+    #[test]
+    fn rights_and_quotas_are_never_a_rows_fault() {
+        for code in [164, 192, 193, 194, 195, 201, 291, 452, 497, 516] {
+            let class = classify(code, "(at row 7)\n: While executing X.");
+            assert!(matches!(class, Class::Access | Class::Passing), "{code}: {class}");
         }
     }
 
@@ -457,23 +615,35 @@ mod tests {
     fn classes() {
         assert_eq!(
             classify(252, "Too many partitions for single INSERT block (more than 100)."),
-            Class::BatchData
+            Class::Data
         );
         assert_eq!(classify(252, "Too many parts (3000 …)"), Class::Passing);
-        assert_eq!(classify(117, "Unknown field"), Class::BatchData);
+        assert_eq!(classify(117, "Unknown field"), Class::Data);
         assert_eq!(classify(117, "Unknown field: while pushing to view d.v"), Class::Doubt);
+        // A setting's value, a row's value, and what an expression makes of a row's.
+        assert_eq!(classify(27, "Cannot parse input: expected 'eof' before: 'x'. (NAME)"), Class::Table);
+        assert_eq!(classify(467, "Cannot parse bool from string 'x'. (NAME)"), Class::Table);
+        assert_eq!(classify(27, "Cannot parse input: 'x': (at row 2)"), Class::Data);
+        assert_eq!(classify(72, "Cannot read: (at row 2)\n: While executing X. (NAME)"), Class::Data);
+        assert_eq!(classify(6, "Cannot parse string 'x': while executing 'FUNCTION f(s : 1)'."), Class::Data);
         assert_eq!(classify(497, ""), Class::Access);
         assert_eq!(classify(4711, ""), Class::Unknown);
     }
 
     #[test]
     fn an_unanswered_insert_is_in_doubt() {
-        assert!(!Failure::from(Error::TimedOut).nothing_written);
-        assert!(!Failure::from(Error::Network("connection reset".into())).nothing_written);
-        assert!(Failure::from(Error::InvalidParams("a header".into())).nothing_written);
+        assert!(!Failure::from(Error::TimedOut).nothing_written());
+        assert!(!Failure::from(Error::Network("connection reset".into())).nothing_written());
+        assert!(Failure::from(Error::InvalidParams("a header".into())).nothing_written());
     }
 
     proptest! {
+        #[test]
+        fn whatever_is_answered_is_read(code in any::<u32>(), answer in ".*(at row )?[0-9)]{0,12}.*") {
+            let _ = (row_of(code, &answer), code_of(&answer), classify(code, &answer));
+            let _ = Failure::from(Error::BadResponse(format!("Code: {code}. {answer}"))).outcome();
+        }
+
         #[test]
         fn a_message_is_cut_and_harmless(message in "[a-z\u{e9}\u{1F980}\n\u{1b} ]{0,700}") {
             let cut = cut(&message);

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use holdfast_core::row::Verdict;
+use holdfast_core::row::{Unfit, Verdict};
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 /// How deep objects and arrays may be nested, the row's own braces included.
@@ -27,7 +27,7 @@ pub const MAX_DEPTH: usize = 128;
 pub fn screen(payload: &[u8], reserved: &[&str], max_row: usize) -> Verdict {
     match look(payload, reserved, max_row) {
         Ok(()) => Verdict::Good,
-        Err(reason) => Verdict::Bad(reason),
+        Err(reason) => Verdict::Bad(Unfit::Payload(reason)),
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
     fn bad(payload: impl AsRef<[u8]>, reason: &str) {
         let payload = payload.as_ref();
         match screen(payload, RESERVED, MAX) {
-            Verdict::Bad(why) if why.contains(reason) => {}
+            Verdict::Bad(Unfit::Payload(why)) if why.contains(reason) => {}
             other => panic!("{}: {other:?}", String::from_utf8_lossy(payload)),
         }
     }
@@ -206,7 +206,9 @@ mod tests {
         for payload in
             [r#""hunter2""#, r#"{"a":hunter2}"#, r#"{"hunter2" 1}"#, "[\"hunter2\"]", r#"{"a":1} hunter2"#]
         {
-            let Verdict::Bad(why) = screen(payload.as_bytes(), RESERVED, MAX) else { panic!("{payload}") };
+            let Verdict::Bad(Unfit::Payload(why)) = screen(payload.as_bytes(), RESERVED, MAX) else {
+                panic!("{payload}")
+            };
             assert!(!why.contains("hunter2"), "{why}");
         }
     }
@@ -233,6 +235,15 @@ mod tests {
         good(of(900 << 10));
         good(of(MAX));
         bad(of(MAX + 1), "1048577 bytes, more than the limit of 1048576");
+        // What is wrong at the far end of a large one is seen.
+        bad(format!("{}{{}}", of(900 << 10)), "more than one");
+        bad(format!("[{}]", of(900 << 10)), "not a JSON object");
+        bad(&of(900 << 10)[..899 << 10], "not a row");
+        let mut raw = of(900 << 10).into_bytes();
+        raw[900_000] = 0xff;
+        bad(raw, "not valid UTF-8 after byte 900000");
+        let large = of(900 << 10);
+        bad(format!("{},\"\\u005fseq\":1}}", &large[..large.len() - 1]), "which Holdfast fills");
     }
 
     #[test]

@@ -147,13 +147,9 @@ pub(crate) fn for_insert(
     unknown_fields: UnknownFields,
     timeout: Duration,
 ) -> Vec<(&'static str, String)> {
-    let skip = match unknown_fields {
-        UnknownFields::Reject => "0",
-        UnknownFields::Ignore => "1",
-    };
     let mut settings = pinned(known, INSERT.iter().chain(EVERY));
     settings.push(("insert_deduplication_token", token.to_owned()));
-    settings.push(("input_format_skip_unknown_fields", skip.to_owned()));
+    settings.push(("input_format_skip_unknown_fields", skip(unknown_fields)));
     settings.push(("max_execution_time", seconds(timeout)));
     settings
 }
@@ -164,9 +160,29 @@ pub(crate) fn for_read_back(known: &Known, timeout: Duration) -> Vec<(&'static s
     settings
 }
 
+/// For a question that reads rows as an insert does.
+pub(crate) fn for_probe(
+    known: &Known,
+    unknown_fields: UnknownFields,
+    timeout: Duration,
+) -> Vec<(&'static str, String)> {
+    let mut settings = for_read_back(known, timeout);
+    settings.extend(pinned(known, INSERT.iter().filter(|(name, _)| name.starts_with("input_format_"))));
+    settings.push(("input_format_skip_unknown_fields", skip(unknown_fields)));
+    settings
+}
+
 /// For questions about tables. `limit`, filters and the cache matter to them as well.
 pub(crate) fn for_description(known: &Known, timeout: Duration) -> Vec<(&'static str, String)> {
     for_read_back(known, timeout)
+}
+
+fn skip(unknown_fields: UnknownFields) -> String {
+    match unknown_fields {
+        UnknownFields::Reject => "0",
+        UnknownFields::Ignore => "1",
+    }
+    .to_owned()
 }
 
 fn pinned<'a>(known: &Known, pins: impl Iterator<Item = &'a Pin>) -> Vec<(&'static str, String)> {
@@ -190,6 +206,12 @@ mod tests {
         for name in ["date_time_input_format", "insert_quorum", "max_partitions_per_insert_block"] {
             assert_eq!(reserved(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn the_horizon_reckons_with_what_is_sent() {
+        let seconds = crate::horizon::RECEIVE_TIMEOUT.as_secs().to_string();
+        assert!(INSERT.contains(&("http_receive_timeout", seconds.as_str())));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::budget::Share;
 use crate::notice::{Notice, Report};
-use crate::ports::{delivery, ledger, store};
+use crate::ports::{dead_letters, delivery, ledger, store};
 
 /// What a shard is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +13,9 @@ pub enum Event {
     Wakeup,
     /// The shard is ours to take, with this share of the budget.
     Claim(Share),
+    /// Whoever had this pin is gone: if the consumer is still pinned to it, it is taken away, since waiting for the
+    /// pin to lapse would take a pinned TTL.
+    OwnerGone(delivery::PinId),
     /// The share has changed.
     Share(Share),
     /// Write what was accepted, give the shard up, and end, within this time.
@@ -26,6 +29,8 @@ pub enum Event {
     Ledger(ledger::Reply),
     /// The store answered.
     Store(store::Reply),
+    /// The dead letters answered.
+    DeadLetter(dead_letters::Reply),
 }
 
 /// What a shard wants done.
@@ -37,6 +42,8 @@ pub enum Action {
     Ledger(ledger::Command),
     /// Ask the store.
     Store(store::Command),
+    /// Ask the dead letters.
+    DeadLetter(dead_letters::Command),
     /// Tell people.
     Notice(Notice),
     /// Tell the process.
@@ -70,6 +77,10 @@ impl Actions {
 
     pub(crate) fn store(&mut self, command: store::Command) {
         self.0.push(Action::Store(command));
+    }
+
+    pub(crate) fn dead_letter(&mut self, command: dead_letters::Command) {
+        self.0.push(Action::DeadLetter(command));
     }
 
     pub(crate) fn notice(&mut self, notice: Notice) {

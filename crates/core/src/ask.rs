@@ -73,6 +73,11 @@ impl Ask {
         self.under_way == Some(attempt)
     }
 
+    /// Whether no answer is waited for.
+    pub(crate) const fn rests(&self) -> bool {
+        self.under_way.is_none()
+    }
+
     /// Whether it was asked and no answer came by its deadline.
     pub(crate) fn timed_out(&self, now: Instant) -> bool {
         self.under_way.is_some() && now >= self.due

@@ -100,6 +100,13 @@ pub struct Freed {
     pub bytes: u64,
 }
 
+impl std::ops::AddAssign for Freed {
+    fn add_assign(&mut self, more: Self) {
+        self.rows += more.rows;
+        self.bytes += more.bytes;
+    }
+}
+
 impl Freed {
     /// What `rows` are counted as.
     pub fn of<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Self {

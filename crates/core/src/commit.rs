@@ -313,6 +313,7 @@ mod tests {
             stream_created: Timestamp(7),
             epoch: nonce,
             writer: Writer { session: Session(1), nonce },
+            rebased: 0,
             floor: Seq(floor),
             high: crate::row::Mark { seq: Seq(floor), stored_at: Timestamp(0) },
             lanes: std::collections::BTreeMap::new(),

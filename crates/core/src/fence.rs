@@ -39,6 +39,11 @@ impl Loaded {
         Ok(Self { revision, record })
     }
 
+    /// Every row up to here is done.
+    pub(crate) fn floor(&self) -> Seq {
+        self.record.as_ref().map_or(Seq::ZERO, |record| record.floor)
+    }
+
     /// The highest row that it names, to be looked up in the stream.
     pub(crate) fn high(&self) -> Mark {
         self.record.as_ref().map(|record| record.high).unwrap_or_default()
@@ -62,11 +67,11 @@ pub(crate) fn plan(
     start: Option<Start>,
 ) -> Result<Plan, ShardFailure> {
     let Some(stored) = &loaded.record else {
-        return Ok(Plan { record: fresh(seen, writer, 1, first_floor(seen, start)?), made_anew: false });
+        return Ok(Plan { record: fresh(seen, writer, 1, 0, first_floor(seen, start)?), made_anew: false });
     };
     let epoch = stored.epoch + 1;
     if stored.stream_created != seen.created && safeguard(Rule::StreamIdentity) {
-        return Ok(Plan { record: fresh(seen, writer, epoch, Mark::default()), made_anew: true });
+        return Ok(Plan { record: fresh(seen, writer, epoch, 0, Mark::default()), made_anew: true });
     }
     if let Some(reuse) = reuse(seen, stored.high) {
         return Err(ShardFailure::SequencesReused(reuse));
@@ -75,12 +80,13 @@ pub(crate) fn plan(
 }
 
 /// A record that says no more than its floor.
-fn fresh(seen: &Inspection, writer: Writer, epoch: u64, floor: Mark) -> Record {
+fn fresh(seen: &Inspection, writer: Writer, epoch: u64, rebased: u32, floor: Mark) -> Record {
     Record {
         version: Record::VERSION,
         stream_created: seen.created,
         epoch,
         writer,
+        rebased,
         floor: floor.seq,
         high: floor,
         lanes: BTreeMap::new(),
@@ -103,7 +109,8 @@ pub(crate) fn catch_up(
         return plan(loaded, seen, writer, start).map(|plan| Some(plan.record));
     };
     let epoch = stored.epoch + 1;
-    if stored.stream_created == seen.created {
+    let same = stored.stream_created == seen.created;
+    if same {
         if let Some(reuse) = reuse(seen, stored.high) {
             return Err(ShardFailure::SequencesReused(reuse));
         }
@@ -111,7 +118,8 @@ pub(crate) fn catch_up(
             return Ok(None);
         }
     }
-    Ok(Some(fresh(seen, writer, epoch, seen.last)))
+    let rebased = if same { stored.rebased } else { 0 };
+    Ok(Some(fresh(seen, writer, epoch, rebased, seen.last)))
 }
 
 fn first_floor(seen: &Inspection, start: Option<Start>) -> Result<Mark, ShardFailure> {
@@ -137,7 +145,7 @@ pub(crate) fn reuse(seen: &Inspection, asked: Mark) -> Option<String> {
         return Some(format!("its last row is {}, and row {} was there", seen.last.seq, asked.seq));
     }
     let known = asked.stored_at != Timestamp(0);
-    match seen.floor_stored_at {
+    match seen.row_stored_at {
         Some(now) if known && now != asked.stored_at => {
             Some(format!("row {} is another one than it was", asked.seq))
         }
@@ -158,8 +166,9 @@ mod tests {
             messages: 100,
             first: Seq(11),
             last: Mark { seq: Seq(110), stored_at: Timestamp(900) },
+            next: None,
             shard_last: Some(Seq(108)),
-            floor_stored_at: Some(Timestamp(700)),
+            row_stored_at: Some(Timestamp(700)),
             delivered: 0,
             pending: 0,
             pinned: None,
@@ -173,6 +182,7 @@ mod tests {
             stream_created: Timestamp(5),
             epoch: 4,
             writer: Writer { session: Session(1), nonce: 1 },
+            rebased: 0,
             floor: Seq(60),
             high: Mark { seq: Seq(60), stored_at: Timestamp(700) },
             lanes: BTreeMap::new(),
@@ -215,9 +225,9 @@ mod tests {
     fn sequences_used_again_stop_the_shard() {
         let lost_tail = Inspection { last: Mark { seq: Seq(59), stored_at: Timestamp(600) }, ..seen() };
         assert!(matches!(planned(Some(stored()), &lost_tail, None), Err(ShardFailure::SequencesReused(_))));
-        let other_row = Inspection { floor_stored_at: Some(Timestamp(701)), ..seen() };
+        let other_row = Inspection { row_stored_at: Some(Timestamp(701)), ..seen() };
         assert!(matches!(planned(Some(stored()), &other_row, None), Err(ShardFailure::SequencesReused(_))));
-        let trimmed = Inspection { floor_stored_at: None, ..seen() };
+        let trimmed = Inspection { row_stored_at: None, ..seen() };
         assert!(planned(Some(stored()), &trimmed, None).is_ok());
     }
 }

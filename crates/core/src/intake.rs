@@ -27,21 +27,35 @@ pub struct Intake {
     seen_seq: Seq,
     /// The last row accepted in this tenure; at its beginning, the floor.
     accepted: Mark,
+    /// What must come first since the last reset; none once it has come.
+    first: Option<FirstRow>,
+}
+
+/// The first row that a reset is to bring, as a look at the stream showed before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FirstRow {
+    /// Rows up to here were done: the reset goes to the row after it.
+    pub above: Seq,
+    /// The shard's next row; none if there was none, or none was asked about.
+    pub next: Option<Seq>,
 }
 
 impl Intake {
     /// Nothing delivered yet; everything up to `floor` is done.
     #[must_use]
     pub const fn new(inbox: Inbox, pin: PinId, floor: Mark) -> Self {
-        Self { inbox, pin, seen: Delivery(0), seen_seq: Seq::ZERO, accepted: floor }
+        Self { inbox, pin, seen: Delivery(0), seen_seq: Seq::ZERO, accepted: floor, first: None }
     }
 
-    /// The consumer was reset; rows come to `inbox` from here on, numbered from 1.
-    pub fn restart(&mut self, inbox: Inbox) {
+    /// The consumer was reset; rows come to `inbox` from here on, numbered from 1. The first of them must
+    /// be `first`: a reset of another tenure that comes late, and behind ours, would otherwise skip rows as our own
+    /// delivery 1.
+    pub fn restart(&mut self, inbox: Inbox, first: FirstRow) {
         debug_assert!(inbox > self.inbox);
         self.inbox = inbox;
         self.seen = Delivery(0);
         self.seen_seq = Seq::ZERO;
+        self.first = safeguard(Rule::FirstRowExpected).then_some(first);
     }
 
     /// The inbox that counts.
@@ -88,9 +102,22 @@ impl Intake {
             if row.delivery.0 != self.seen.0 + 1 {
                 return Admission::Resync(ResyncReason::Gap);
             }
+            // The server's own repeat of a row that was not acknowledged in time: it is in number like any other.
+            if row.redelivered && row.seq <= self.seen_seq.min(self.accepted.seq) {
+                self.seen = row.delivery;
+                return Admission::Repeat;
+            }
             if row.seq <= self.seen_seq {
                 return Admission::Resync(ResyncReason::WentBack);
             }
+        }
+        if let Some(FirstRow { above, next }) = self.first
+            && row.seq > above
+        {
+            if next.is_none_or(|next| row.seq > next) {
+                return Admission::Resync(ResyncReason::Skipped);
+            }
+            self.first = None;
         }
         self.seen = row.delivery;
         self.seen_seq = row.seq;
@@ -119,6 +146,7 @@ mod tests {
         Row {
             seq: Seq(seq),
             delivery: Delivery(delivery),
+            redelivered: false,
             stored_at: Timestamp(0),
             table: TableName::new("t"),
             payload: Bytes::new(),
@@ -156,7 +184,7 @@ mod tests {
         for n in 1..=3 {
             assert_eq!(intake.admit(Some(&pin()), &row(n, n)), Admission::Accept);
         }
-        intake.restart(Inbox(2));
+        intake.restart(Inbox(2), FirstRow { above: Seq::ZERO, next: Some(Seq(1)) });
         for n in 1..=3 {
             assert_eq!(intake.admit(Some(&pin()), &row(n, n)), Admission::Repeat);
         }
@@ -168,6 +196,33 @@ mod tests {
         let mut intake = intake(0);
         assert_eq!(intake.admit(Some(&pin()), &row(5, 1)), Admission::Accept);
         assert_eq!(intake.admit(Some(&pin()), &row(5, 2)), Admission::Resync(ResyncReason::WentBack));
+    }
+
+    #[test]
+    fn the_first_new_row_after_a_reset_is_the_one_that_the_stream_has_next() {
+        let skipped = Admission::Resync(ResyncReason::Skipped);
+        let mut intake = intake(10);
+        intake.restart(Inbox(2), FirstRow { above: Seq(10), next: Some(Seq(12)) });
+        assert_eq!(intake.admit(Some(&pin()), &row(14, 1)), skipped);
+        intake.restart(Inbox(3), FirstRow { above: Seq(10), next: None });
+        assert_eq!(intake.admit(Some(&pin()), &row(14, 1)), skipped);
+        intake.restart(Inbox(4), FirstRow { above: Seq(10), next: Some(Seq(14)) });
+        assert_eq!(intake.admit(Some(&pin()), &row(14, 1)), Admission::Accept);
+        assert_eq!(intake.admit(Some(&pin()), &row(19, 2)), Admission::Accept);
+    }
+
+    #[test]
+    fn a_row_that_was_not_acknowledged_in_time_comes_again_in_number() {
+        let mut intake = intake(0);
+        for n in 1..=3 {
+            assert_eq!(intake.admit(Some(&pin()), &row(n, n)), Admission::Accept);
+        }
+        let again = Row { redelivered: true, ..row(2, 4) };
+        assert_eq!(intake.admit(Some(&pin()), &again), Admission::Repeat);
+        assert_eq!(intake.admit(Some(&pin()), &row(4, 5)), Admission::Accept);
+        // Lost on the way the first time: that is a gap, whatever the server says of it.
+        let lost = Row { redelivered: true, ..row(9, 7) };
+        assert_eq!(intake.admit(Some(&pin()), &lost), Admission::Resync(ResyncReason::Gap));
     }
 
     proptest! {
@@ -189,7 +244,7 @@ mod tests {
                     Admission::Repeat => prop_assert!(ours && Seq(seq) <= last && delivery == before.0 + 1),
                     Admission::Resync(_) => {
                         inbox += 1;
-                        intake.restart(Inbox(inbox));
+                        intake.restart(Inbox(inbox), FirstRow { above: Seq(30), next: None });
                     }
                 }
                 prop_assert_eq!(intake.accepted().seq, last);

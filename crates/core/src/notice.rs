@@ -1,10 +1,13 @@
 //! What a machine tells people: typed, so that logs, metrics and the simulator's coverage read one thing.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::batch::Batch;
-use crate::ports::store::Target;
+use crate::ports::Failure;
+use crate::ports::dead_letters::Cause;
+use crate::ports::store::{Class, Refusal, Target};
 use crate::row::{Seq, TableName};
 
 /// Why the consumer is reset.
@@ -24,6 +27,8 @@ pub enum ResyncReason {
     Disrupted,
     /// A pull got no final status.
     DeadPull,
+    /// The first new row was not the one that the stream has next.
+    Skipped,
     /// Nobody was pinned and nothing pending, but the record is not finished.
     Stranded,
 }
@@ -40,6 +45,7 @@ impl ResyncReason {
             Self::Tail => "lost-tail",
             Self::Disrupted => "disrupted",
             Self::DeadPull => "dead-pull",
+            Self::Skipped => "skipped",
             Self::Stranded => "stranded",
         }
     }
@@ -59,6 +65,13 @@ pub enum Trouble {
         /// Why.
         why: String,
     },
+    /// The dead letters take no letter now; tried again.
+    DeadLetters {
+        /// The row that waits for it.
+        seq: Seq,
+        /// Why.
+        failure: Failure,
+    },
     /// It gave up and needs a person.
     Stopped(String),
 }
@@ -70,6 +83,9 @@ impl Trouble {
         let code = |why: &str| why.split_once(':').map_or(why, |(code, _)| code).to_owned();
         match (self, other) {
             (Self::Store(a), Self::Store(b)) | (Self::Table(a), Self::Table(b)) => code(a) == code(b),
+            (Self::DeadLetters { failure: a, .. }, Self::DeadLetters { failure: b, .. }) => {
+                a.class == b.class
+            }
             _ => self == other,
         }
     }
@@ -81,6 +97,7 @@ impl Trouble {
             Self::Table(_) => "table",
             Self::Store(_) => "store",
             Self::BadRow { .. } => "bad-row",
+            Self::DeadLetters { .. } => "dead-letters",
             Self::Stopped(_) => "stopped",
         }
     }
@@ -92,6 +109,9 @@ impl fmt::Display for Trouble {
             Self::Table(why) | Self::Store(why) => f.write_str(why),
             Self::BadRow { seq, why } => {
                 write!(f, "row {seq} can never be inserted ({why}); its table waits, no row is lost")
+            }
+            Self::DeadLetters { seq, failure } => {
+                write!(f, "row {seq} is a dead letter and cannot be kept as one ({failure}); its table waits")
             }
             Self::Stopped(why) => write!(f, "stopped: {why}"),
         }
@@ -124,6 +144,8 @@ pub enum ShardFailure {
 pub enum Notice {
     /// The server pinned us.
     Pinned,
+    /// The pin of an owner who is gone was taken away.
+    PinTakenAway,
     /// The fence is stored: the tenure begins.
     TenureBegan {
         /// Its epoch.
@@ -199,6 +221,58 @@ pub enum Notice {
         batch: Batch,
         /// How many cannot be had any more.
         lost: u64,
+    },
+    /// The store refused an attempt, or did not answer it.
+    Refused {
+        /// The table.
+        table: TableName,
+        /// What kind of trouble it is.
+        class: Class,
+    },
+    /// The store's answer is not known to Holdfast; it is taken for one that passes. Told once for each code.
+    UnknownRefusal {
+        /// The answer.
+        refusal: Refusal,
+    },
+    /// A batch was refused for its data and is cut in two.
+    Split {
+        /// The table.
+        table: TableName,
+        /// The batch as it was.
+        batch: Batch,
+        /// Rows of the first part.
+        left: usize,
+    },
+    /// A row is kept as a dead letter.
+    Parked {
+        /// The table.
+        table: TableName,
+        /// Which.
+        seq: Seq,
+        /// Why.
+        cause: Cause,
+        /// The store's error code, if it gave one.
+        code: Option<u32>,
+        /// The reason in words.
+        why: Arc<str>,
+    },
+    /// A row that an earlier tenure found to be a dead letter is no longer in the stream: somebody removed it. It
+    /// may or may not be kept.
+    LetterLost {
+        /// The table.
+        table: TableName,
+        /// Which.
+        seq: Seq,
+    },
+    /// The table has rows that the ledger does not know of: it was lost, or restored older. They are read back
+    /// before anything is sent.
+    TableAhead {
+        /// The table.
+        table: TableName,
+        /// Every row at or below it is done, as the ledger says.
+        done: Seq,
+        /// The highest row that the table has.
+        holds: Seq,
     },
     /// The stream of this name is another one than the record's: a fresh record was started.
     StreamMadeAnew,

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
+use crate::ports::dead_letters::Cause;
 use crate::ports::store::Target;
 use crate::row::{Mark, Seq, TableName};
 use crate::time::Timestamp;
@@ -54,15 +56,58 @@ pub struct OpenBatch {
     pub target: Target,
 }
 
-/// A lane at work.
+/// A row that is a dead letter: decided, and kept in the dead letters now or soon. Nobody stores it any more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub struct Parked {
+    /// Which row, the first after `done`.
+    pub row: Seq,
+    /// Why.
+    pub cause: Cause,
+    /// The store's error code, if it gave one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<u32>,
+    /// The reason in words, at most [`Parked::MAX_MESSAGE`] bytes.
+    pub message: Arc<str>,
+    /// Times it was sent to the store.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub attempts: u32,
+}
+
+// The signature is serde's.
+#[expect(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+impl Parked {
+    /// The longest reason that a record keeps, in bytes: many lanes share one record.
+    pub const MAX_MESSAGE: usize = 300;
+
+    /// `why`, cut at a character.
+    #[must_use]
+    pub fn message(why: &str) -> Arc<str> {
+        why[..why.floor_char_boundary(Self::MAX_MESSAGE)].into()
+    }
+}
+
+/// A lane at work.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LaneRecord {
-    /// Every row of the table at or below it is in the store.
+    /// Every row of the table at or below it is in the store, or in the dead letters.
     pub done: Seq,
     /// The one batch after `done` that may have been sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open: Option<OpenBatch>,
+    /// The one row after `done` that is a dead letter. Never together with an open batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parked: Option<Parked>,
+    /// Rows after `done`, up to here, may be in the table already: they stood in a batch that was in doubt before
+    /// it was split, or the table has rows that the ledger does not know of. They are read back before they are
+    /// sent. Not above `done`: there are none.
+    #[serde(default, skip_serializing_if = "Seq::is_zero")]
+    pub suspect: Seq,
 }
 
 /// A shard's record.
@@ -77,6 +122,10 @@ pub struct Record {
     pub epoch: u64,
     /// The tenure that wrote it.
     pub writer: Writer,
+    /// How often a person has set a new start within this stream, because its sequences were used again. Part of
+    /// its identity from then on.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rebased: u32,
     /// Every row of the shard at or below it is done.
     pub floor: Seq,
     /// The highest row that this record has ever called written or to be written, and when the stream stored
@@ -102,6 +151,14 @@ pub enum RecordError {
 impl Record {
     /// The layout that this code writes.
     pub const VERSION: u32 = 1;
+
+    /// What names the stream in tokens, in the stream column and in dead letters: its creation time, made another
+    /// by every rebase, since the same sequences are other rows then. (Two streams of one name are never created
+    /// within so few nanoseconds.)
+    #[must_use]
+    pub fn identity(&self) -> Timestamp {
+        Timestamp(self.stream_created.0.saturating_add(i64::from(self.rebased)))
+    }
 
     /// The floor as a place, recognisable if it is the highest row that is named.
     #[must_use]
@@ -149,9 +206,22 @@ impl Record {
             return Some("the floor is above the highest row".to_owned());
         }
         for (table, lane) in &self.lanes {
-            let top = lane.open.as_ref().map_or(lane.done, |open| open.batch.last.max(lane.done));
+            let open = lane.open.as_ref().map_or(lane.done, |open| open.batch.last);
+            let parked = lane.parked.as_ref().map_or(lane.done, |parked| parked.row);
+            let top = open.max(parked).max(lane.done);
             if top > self.high.seq {
                 return Some(format!("table {table}: row {top} is above the highest row"));
+            }
+            if let Some(parked) = &lane.parked {
+                if lane.open.is_some() {
+                    return Some(format!("table {table}: a batch is open and a row is parked"));
+                }
+                if parked.row <= lane.done || parked.row <= self.floor {
+                    return Some(format!("table {table}: the parked row is at or below `done` or the floor"));
+                }
+                if parked.message.len() > Parked::MAX_MESSAGE {
+                    return Some(format!("table {table}: the parked row's reason is too long"));
+                }
             }
             let Some(OpenBatch { batch, .. }) = &lane.open else { continue };
             if let Some(defect) = batch.defect() {
@@ -167,10 +237,10 @@ impl Record {
         None
     }
 
-    /// Whether a batch may have been sent that is not known to be done.
+    /// Whether a batch may have been sent, or a letter, that is not known to be done.
     #[must_use]
     pub fn has_open(&self) -> bool {
-        self.lanes.values().any(|lane| lane.open.is_some())
+        self.lanes.values().any(|lane| lane.open.is_some() || lane.parked.is_some())
     }
 
     /// What has gone back from `earlier` to this record, if anything has. Nothing may, within a stream.
@@ -204,14 +274,19 @@ mod tests {
             stream_created: Timestamp(1_700_000_000_000_000_001),
             epoch: 3,
             writer: Writer { session: Session(u64::MAX), nonce: 2 },
+            rebased: 0,
             floor: Seq(10),
             high: Mark { seq: Seq(40), stored_at: Timestamp(1_700_000_000_000_000_009) },
             lanes: BTreeMap::from([
                 (
                     TableName::new("clicks"),
-                    LaneRecord { done: Seq(11), open: Some(OpenBatch { batch, target }) },
+                    LaneRecord {
+                        done: Seq(11),
+                        open: Some(OpenBatch { batch, target }),
+                        ..LaneRecord::default()
+                    },
                 ),
-                (TableName::new("a b\u{7}*"), LaneRecord { done: Seq(17), open: None }),
+                (TableName::new("a b\u{7}*"), LaneRecord { done: Seq(17), ..LaneRecord::default() }),
             ]),
         }
     }

@@ -6,6 +6,7 @@ use crate::action::Actions;
 use crate::ask::Ask;
 use crate::ports::delivery::{Command, Inbox, PinId, Reply};
 use crate::pull::Puller;
+use crate::row::Seq;
 use crate::rule::{Rule, safeguard};
 use crate::shard::{Env, Next};
 use crate::time::Instant;
@@ -85,7 +86,7 @@ impl Release {
         match &mut self.step {
             Step::Look(ask) => {
                 if let Some(attempt) = ask.take(now, &mut env.attempts) {
-                    out.delivery(Command::Inspect { attempt, floor: crate::row::Seq::ZERO });
+                    out.delivery(Command::Inspect { attempt, row: Seq::ZERO, above: Seq::ZERO });
                 }
             }
             Step::Unpin(ask) => {
@@ -99,6 +100,8 @@ impl Release {
 
     pub(crate) fn next_wakeup(&self) -> Instant {
         let (Step::Look(ask) | Step::Unpin(ask)) = &self.step;
-        ask.due().min(self.deadline)
+        let renewal =
+            self.puller.as_ref().map(|puller| puller.dead_at().unwrap_or_else(|| puller.renew_at()));
+        ask.due().min(self.deadline).min(renewal.unwrap_or(self.deadline))
     }
 }

@@ -17,6 +17,12 @@ impl Seq {
     /// Before every row.
     pub const ZERO: Self = Self(0);
 
+    // The signature is serde's.
+    #[expect(clippy::trivially_copy_pass_by_ref)]
+    pub(crate) fn is_zero(&self) -> bool {
+        *self == Self::ZERO
+    }
+
     /// The sequence after this one.
     #[must_use]
     pub const fn next(self) -> Self {
@@ -99,8 +105,17 @@ impl fmt::Display for ShardId {
 pub enum Verdict {
     /// The payload is one row that the store can be asked to take.
     Good,
-    /// The payload can never become exactly one row, and why.
-    Bad(Arc<str>),
+    /// It can never become exactly one row.
+    Bad(Unfit),
+}
+
+/// Why a message can never become exactly one row, in words that quote nothing of the payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// Its subject names no table: [`Row::table`] holds the subject's token as it came.
+    Subject(Arc<str>),
+    /// Its payload.
+    Payload(Arc<str>),
 }
 
 /// One message of the stream.
@@ -110,6 +125,8 @@ pub struct Row {
     pub seq: Seq,
     /// Its number among the consumer's deliveries since the last reset.
     pub delivery: Delivery,
+    /// Whether the consumer has delivered it before, since the last reset: nobody acknowledged it in time.
+    pub redelivered: bool,
     /// When the stream stored it.
     pub stored_at: Timestamp,
     /// The table it belongs to.

@@ -37,6 +37,22 @@ rules! {
     SameToken = "same-token",
     /// An inherited batch keeps the bounds that its record gives it.
     SameBounds = "same-bounds",
+    /// A batch that is refused for its data is split through the ledger: a part is sent only once it stands in `open`.
+    SplitThroughLedger = "split-through-ledger",
+    /// A batch is split only when no attempt at it can land any more.
+    SplitWhenAnswered = "split-when-answered",
+    /// Rows that may be in the table already are read back before they are sent.
+    SuspectsReadBack = "suspects-read-back",
+    /// A tenure looks once whether a table has rows that the ledger does not know of.
+    TableExamined = "table-examined",
+    /// That a row is a dead letter stands in the record before it is published.
+    ParkThroughLedger = "park-through-ledger",
+    /// A dead letter is stored only if there is none with its identity.
+    LetterOnce = "letter-once",
+    /// `done` passes a dead letter only when it is stored.
+    LetterBeforeDone = "letter-before-done",
+    /// No row is acknowledged before a stored record says it is done.
+    LedgerBeforeAck = "ledger-before-ack",
     /// No part of the stream is trimmed before a stored record says it is done.
     LedgerBeforeTrim = "ledger-before-trim",
     /// A lane has at most one open batch; the next is opened by the write that closes it.
@@ -49,6 +65,8 @@ rules! {
     RepeatsDropped = "repeats-dropped",
     /// A row at or below its lane's `done` is dropped.
     DoneRowsDropped = "done-rows-dropped",
+    /// The first new row after a reset must be the one that a look at the stream named, or is looked for again.
+    FirstRowExpected = "first-row-expected",
     /// When a pull ends empty, the consumer's delivered position is compared with what was seen.
     DeliveredCompared = "delivered-compared",
     /// A connection made anew, or a client that could not keep up, means a resync.

@@ -1,6 +1,6 @@
 //! One shard, from the claim to the release: the phases and how they follow each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +9,9 @@ use crate::ask::Attempts;
 use crate::batch::Limits;
 use crate::budget::Share;
 use crate::fence::Start;
+use crate::lane::ParkingPolicy;
 use crate::notice::{Notice, Report, ShardFailure, Trouble};
-use crate::ports::delivery::{self, Inbox, PinId};
+use crate::ports::delivery::{self, Acks, Inbox, PinId};
 use crate::ports::store::{self, Target};
 use crate::record::{Session, Writer};
 use crate::release::Release;
@@ -36,6 +37,13 @@ pub struct Config {
     pub stale: Duration,
     /// Longer than any attempt at the store lives, its wait for a turn included.
     pub patience: Duration,
+    /// Longer than any attempt lives at the store once it is sent: an insert's time limit, and what the server
+    /// waits for a body that has stalled.
+    pub attempt_life: Duration,
+    /// Whether written rows are acknowledged.
+    pub acks: Acks,
+    /// What becomes of rows that can never be stored.
+    pub parking: ParkingPolicy,
     /// Where to begin if the ledger has no record.
     pub start: Option<Start>,
     /// Tables at work at once.
@@ -60,6 +68,10 @@ pub(crate) struct Env {
     inboxes: u64,
     tenures: u64,
     targets: BTreeMap<TableName, Target>,
+    /// Codes of the store that nobody knows and that people were told of.
+    pub(crate) unknown: BTreeSet<Option<u32>>,
+    /// The pin of somebody who is gone, until it is known to be taken away.
+    pub(crate) gone: Option<PinId>,
     pub(crate) share: Share,
     pub(crate) stop_at: Option<Instant>,
 }
@@ -82,6 +94,11 @@ impl Env {
     /// Where the rows of a table at rest went.
     pub(crate) fn recall(&mut self, table: &TableName) -> Option<Target> {
         self.targets.remove(table)
+    }
+
+    /// A new tenure looks at every table anew: what another writer did meanwhile is not known.
+    pub(crate) fn forget_targets(&mut self) {
+        self.targets.clear();
     }
 
     /// Keeps in mind where the rows of a table that comes to rest went.
@@ -152,6 +169,8 @@ pub struct Status<'a> {
     pub held_bytes: u64,
     /// The share of the budget.
     pub share: Share,
+    /// When the oldest row was accepted that is not written.
+    pub oldest: Option<Instant>,
     /// Tables at work.
     pub lanes: usize,
     /// Tables that do not get on, and why.
@@ -172,6 +191,8 @@ impl Shard {
             inboxes: 0,
             tenures: 0,
             targets: BTreeMap::new(),
+            unknown: BTreeSet::new(),
+            gone: None,
             share: Share { rows: Share::MIN_ROWS, bytes: 0 },
             stop_at: None,
         };
@@ -189,6 +210,13 @@ impl Shard {
                 } else {
                     Next::Stay
                 }
+            }
+            Event::OwnerGone(pin) => {
+                self.env.gone = Some(pin);
+                if let Phase::Standby(standby) = &mut self.phase {
+                    standby.owner_gone(now);
+                }
+                Next::Stay
             }
             Event::Share(share) => {
                 self.env.share = share;
@@ -208,6 +236,12 @@ impl Shard {
             Event::Store(reply) => {
                 if let Phase::Owning(tenure) = &mut self.phase {
                     tenure.on_store(&mut self.env, now, reply, out);
+                }
+                Next::Stay
+            }
+            Event::DeadLetter(reply) => {
+                if let Phase::Owning(tenure) = &mut self.phase {
+                    tenure.on_dead_letter(&mut self.env, now, reply, out);
                 }
                 Next::Stay
             }
@@ -335,6 +369,7 @@ impl Shard {
             held_rows: 0,
             held_bytes: 0,
             share: self.env.share,
+            oldest: None,
             lanes: 0,
             troubles: Vec::new(),
             ledger_trouble: None,

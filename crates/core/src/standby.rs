@@ -4,9 +4,10 @@ use crate::action::Actions;
 use crate::ask::Ask;
 use crate::commit::{Committer, Settled};
 use crate::fence::{Loaded, Plan, catch_up, plan};
+use crate::intake::FirstRow;
 use crate::look::{RETRY, usable};
 use crate::notice::{Notice, Report, ResyncReason};
-use crate::ports::delivery::{Command, Inbox, InspectError, Inspection, PinId, PullEnd, Reply};
+use crate::ports::delivery::{Acks, Command, Inbox, InspectError, Inspection, PinId, PullEnd, Reply};
 use crate::ports::ledger::{self, Entry};
 use crate::ports::{Attempt, Failure};
 use crate::pull::{Ended, Puller};
@@ -25,6 +26,8 @@ enum Step {
     Read(Ask),
     /// Looking at stream and consumer.
     Look(Ask, Box<Loaded>),
+    /// The consumer is still pinned to somebody who is gone.
+    Unpin(Ask),
     /// Nobody is pinned and nothing pending, but the record is not finished: going back to its floor makes
     /// rows pending again.
     Rewind(Ask, Inbox, Seq),
@@ -118,7 +121,29 @@ impl Standby {
                 self.renew_inbox(env, out);
                 Next::Stay
             }
-            Reply::Unpinned { .. } => Next::Stay,
+            Reply::Unpinned { attempt, outcome } => {
+                if let Step::Unpin(ask) = &self.step
+                    && ask.awaits(attempt)
+                {
+                    // It may have been done without an answer: look again before doing it twice.
+                    self.step = match outcome {
+                        Ok(()) => {
+                            env.gone = None;
+                            out.notice(Notice::PinTakenAway);
+                            Step::Wait
+                        }
+                        Err(_) => Step::Read(Ask::at(now + RETRY)),
+                    };
+                }
+                Next::Stay
+            }
+        }
+    }
+
+    /// Whoever had a pin is gone: the consumer is looked at.
+    pub(crate) fn owner_gone(&mut self, now: Instant) {
+        if matches!(self.step, Step::Wait) {
+            self.step = Step::Read(Ask::at(now));
         }
     }
 
@@ -170,6 +195,14 @@ impl Standby {
             Ok(None) => return Next::Stay,
             Err(failure) => return Next::Failed(failure),
         };
+        if let Some(gone) = &env.gone {
+            // UNPIN names no pin and would take somebody else's.
+            if seen.pinned.as_ref() == Some(gone) || !safeguard(Rule::LookBeforeUnpin) {
+                self.step = Step::Unpin(Ask::at(now));
+                return Next::Stay;
+            }
+            env.gone = None;
+        }
         let idle = seen.pinned.is_none() && seen.pending == 0;
         let unfinished = is_unfinished(loaded.record.as_ref(), &seen);
         if loaded.record.is_none() || (idle && !unfinished) {
@@ -189,7 +222,7 @@ impl Standby {
         }
         self.step = if idle && safeguard(Rule::ResetWhenStranded) {
             let floor = loaded.record.as_ref().filter(|record| record.stream_created == seen.created);
-            let from = floor.map_or(Seq::ZERO, |record| record.floor).next();
+            let from = reset_from(env.config.acks, floor.map_or(Seq::ZERO, |record| record.floor));
             let inbox = env.fresh_inbox();
             self.inbox = inbox;
             self.puller.forget();
@@ -226,7 +259,12 @@ impl Standby {
             }
             Step::Look(ask, loaded) => {
                 if let Some(attempt) = ask.take(now, &mut env.attempts) {
-                    out.delivery(Command::Inspect { attempt, floor: loaded.high().seq });
+                    out.delivery(Command::Inspect { attempt, row: loaded.high().seq, above: loaded.floor() });
+                }
+            }
+            Step::Unpin(ask) => {
+                if let Some(attempt) = ask.take(now, &mut env.attempts) {
+                    out.delivery(Command::Unpin { attempt });
                 }
             }
             Step::Rewind(ask, inbox, from) => {
@@ -253,13 +291,21 @@ impl Standby {
 
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
         let step = match &self.step {
-            Step::Read(ask) | Step::Look(ask, _) | Step::Rewind(ask, ..) => Some(ask.due()),
+            Step::Read(ask) | Step::Look(ask, _) | Step::Unpin(ask) | Step::Rewind(ask, ..) => {
+                Some(ask.due())
+            }
             Step::CatchUp(committer) => committer.next_wakeup(),
             Step::Wait if self.puller.is_idle() => Some(self.puller.may_pull_at()),
             Step::Wait => None,
         };
         step.into_iter().chain(self.puller.dead_at()).min()
     }
+}
+
+/// Where a reset goes, given the stored floor: never higher than the row after it. Where acknowledged rows leave
+/// the stream, to its beginning: what is still there below the floor is done, and its acknowledgement was lost.
+pub(crate) fn reset_from(acks: Acks, floor: Seq) -> Seq {
+    if acks == Acks::WorkQueue { Seq::ZERO.next() } else { floor.next() }
 }
 
 /// Whether rows of the shard were delivered to somebody who did not finish them.
@@ -282,7 +328,8 @@ pub(crate) fn tell_trouble(committer: &Committer, out: &mut Actions) {
 enum FenceStep {
     Read(Ask),
     Look(Ask, Box<Loaded>),
-    Write(Box<Committer>),
+    /// The fence is written; then the consumer is reset to this row, as the look showed it.
+    Write(Box<Committer>, FirstRow),
 }
 
 /// Pinned, but the record is not ours yet.
@@ -321,7 +368,7 @@ impl Fencing {
             (FenceStep::Read(ask), ledger::Reply::Read { attempt, outcome }) if ask.awaits(attempt) => {
                 self.on_read(now, outcome, out)
             }
-            (FenceStep::Write(committer), reply) => {
+            (FenceStep::Write(committer, _), reply) => {
                 let settled = match reply {
                     ledger::Reply::Read { attempt, outcome } => committer.on_read(now, attempt, outcome),
                     ledger::Reply::Written { attempt, outcome } => {
@@ -363,10 +410,11 @@ impl Fencing {
     }
 
     fn begin(&mut self, env: &mut Env, now: Instant, out: &mut Actions) -> Next {
-        let FenceStep::Write(committer) = &self.step else { return Next::Stay };
+        let FenceStep::Write(committer, first) = &self.step else { return Next::Stay };
         let puller = std::mem::replace(&mut self.puller, Puller::new(env.config.pull_interval(), now));
         let took = now.since(self.since);
-        let tenure = Tenure::begin(env, now, self.pin.clone(), puller, committer.as_ref().clone(), took, out);
+        let (committer, first) = (committer.as_ref().clone(), *first);
+        let tenure = Tenure::begin(env, now, self.pin.clone(), puller, committer, first, took, out);
         tenure.map_or(Next::Standby, |tenure| Next::Owning(Box::new(tenure)))
     }
 
@@ -426,11 +474,15 @@ impl Fencing {
             && let Some(stored) = loaded.record.clone()
         {
             let committer = Committer::unfenced(env.config.shard, loaded.revision, stored, now);
-            self.step = FenceStep::Write(Box::new(committer));
+            self.step =
+                FenceStep::Write(Box::new(committer), FirstRow { above: loaded.floor(), next: seen.next });
             return self.begin(env, now, out);
         }
+        // The look asked about the stored floor; a fresh record may start elsewhere.
+        let above = record.floor;
+        let first = FirstRow { above, next: seen.next.filter(|_| above == loaded.floor()) };
         let committer = Committer::fence(env.config.shard, loaded.revision, record, now);
-        self.step = FenceStep::Write(Box::new(committer));
+        self.step = FenceStep::Write(Box::new(committer), first);
         Next::Stay
     }
 
@@ -451,10 +503,10 @@ impl Fencing {
             }
             FenceStep::Look(ask, loaded) => {
                 if let Some(attempt) = ask.take(now, &mut env.attempts) {
-                    out.delivery(Command::Inspect { attempt, floor: loaded.high().seq });
+                    out.delivery(Command::Inspect { attempt, row: loaded.high().seq, above: loaded.floor() });
                 }
             }
-            FenceStep::Write(committer) => {
+            FenceStep::Write(committer, _) => {
                 let mut commands = Vec::new();
                 committer.poll(now, &mut env.attempts, &mut commands);
                 for command in commands {
@@ -468,7 +520,7 @@ impl Fencing {
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
         let step = match &self.step {
             FenceStep::Read(ask) | FenceStep::Look(ask, _) => Some(ask.due()),
-            FenceStep::Write(committer) => committer.next_wakeup(),
+            FenceStep::Write(committer, _) => committer.next_wakeup(),
         };
         let renew = self.puller.is_idle().then(|| self.puller.renew_at());
         step.into_iter().chain(self.puller.dead_at()).chain(renew).min()

@@ -9,19 +9,19 @@ use crate::batch::Limits;
 use crate::budget::{Budget, Freed, Share};
 use crate::commit::{Committer, Settled, Stored};
 use crate::fence::reuse;
-use crate::intake::{Admission, Intake};
+use crate::intake::{Admission, FirstRow, Intake};
 use crate::lane::{Closing, Context, Lane};
 use crate::look::{RETRY, usable};
 use crate::notice::{Notice, ResyncReason};
-use crate::ports::delivery::{Command, Inbox, InspectError, Inspection, PinId, PullEnd, Reply, Rows};
-use crate::ports::{Attempt, ledger, store};
+use crate::ports::delivery::{Acks, Command, Inbox, InspectError, Inspection, PinId, PullEnd, Reply, Rows};
+use crate::ports::{Attempt, dead_letters, ledger, store};
 use crate::pull::{Ended, Puller, Purpose};
 use crate::record::Record;
 use crate::release::Release;
-use crate::row::{Mark, Row, Seq, TableName};
+use crate::row::{Delivery, Mark, Row, Seq, TableName};
 use crate::rule::{Rule, safeguard};
 use crate::shard::{Env, Next, Status};
-use crate::standby::tell_trouble;
+use crate::standby::{reset_from, tell_trouble};
 use crate::time::Instant;
 
 /// The floor alone is written at most this often.
@@ -31,13 +31,13 @@ const FLOOR_INTERVAL: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 enum Position {
     /// A reset is wanted; stream and consumer are looked at before it.
-    Looking { ask: Ask, row: Mark, reason: ResyncReason },
-    /// The reset is under way.
-    Resetting { ask: Ask, inbox: Inbox, reason: ResyncReason },
+    Looking { ask: Ask, row: Mark, above: Seq, reason: ResyncReason },
+    /// The reset to this row is under way.
+    Resetting { ask: Ask, inbox: Inbox, first: FirstRow, reason: ResyncReason },
     /// Rows are pulled.
     Flowing,
     /// A pull ended empty: did the consumer deliver more than was seen?
-    Comparing { ask: Ask, row: Mark },
+    Comparing { ask: Ask, row: Mark, above: Seq },
     /// No more rows are taken.
     Closed,
 }
@@ -54,6 +54,8 @@ pub(crate) struct Tenure {
     puller: Puller,
     lanes: BTreeMap<TableName, Lane>,
     budget: Budget,
+    /// Rows to acknowledge: a stored record says that they are done.
+    acks: Vec<(Seq, Delivery)>,
     floor_written_at: Instant,
     /// A row waits that is larger than the room there is.
     capped: bool,
@@ -63,28 +65,35 @@ pub(crate) struct Tenure {
 }
 
 impl Tenure {
+    /// `first`: the row to begin with, as the look before the fence showed it.
+    #[expect(clippy::too_many_arguments, reason = "what the fence leaves behind, once")]
     pub(crate) fn begin(
         env: &mut Env,
         now: Instant,
         pin: PinId,
         puller: Puller,
         commit: Committer,
+        first: FirstRow,
         took: Duration,
         out: &mut Actions,
     ) -> Option<Self> {
         let Stored { record, .. } = commit.stored()?;
+        env.forget_targets();
+        // No attempt of an earlier tenure is sent when its proof is stale, which cannot be newer than this fence.
+        let fades_at = now + env.config.stale + env.config.attempt_life;
         let lanes: BTreeMap<_, _> = record
             .lanes
             .iter()
-            .map(|(table, lane)| (table.clone(), Lane::inherit(table.clone(), lane, now)))
+            .map(|(table, lane)| (table.clone(), Lane::inherit(table.clone(), lane, now, fades_at)))
             .collect();
-        let inherited = record.lanes.values().filter(|lane| lane.open.is_some()).count();
+        let inherited =
+            record.lanes.values().filter(|lane| lane.open.is_some() || lane.parked.is_some()).count();
         let floor = record.floor_mark();
         out.notice(Notice::TenureBegan { epoch: record.epoch, floor: floor.seq, inherited, took });
         let old = env.fresh_inbox();
         let inbox = env.fresh_inbox();
         let (position, intake_inbox) = if safeguard(Rule::ResetOnNewPin) {
-            (Position::Resetting { ask: Ask::at(now), inbox, reason: ResyncReason::NewPin }, old)
+            (Position::Resetting { ask: Ask::at(now), inbox, first, reason: ResyncReason::NewPin }, old)
         } else {
             (Position::Flowing, inbox)
         };
@@ -96,6 +105,7 @@ impl Tenure {
             puller,
             lanes,
             budget: Budget::new(env.share),
+            acks: Vec::new(),
             floor_written_at: now,
             capped: false,
             record_full: false,
@@ -162,6 +172,13 @@ impl Tenure {
             lane.on_stored(now, record.lanes.get(table), record.floor);
         }
         let floor = record.floor;
+        if env.config.acks != Acks::None {
+            let mut rows = Vec::new();
+            for lane in self.lanes.values_mut() {
+                lane.take_acknowledged(floor, &mut rows);
+            }
+            self.acks.append(&mut rows);
+        }
         self.lanes.retain(|table, lane| {
             let rests = lane.is_at_rest(floor);
             if rests && let Some(target) = lane.target() {
@@ -169,6 +186,18 @@ impl Tenure {
             }
             !rests
         });
+    }
+
+    pub(crate) fn on_dead_letter(
+        &mut self,
+        env: &mut Env,
+        now: Instant,
+        reply: dead_letters::Reply,
+        out: &mut Actions,
+    ) {
+        let dead_letters::Reply::Parked { attempt, table, outcome } = reply;
+        let freed = self.with_lane(env, now, out, &table, |lane, cx| lane.on_parked(attempt, outcome, cx));
+        self.let_go(freed);
     }
 
     pub(crate) fn on_store(&mut self, env: &mut Env, now: Instant, reply: store::Reply, out: &mut Actions) {
@@ -221,12 +250,13 @@ impl Tenure {
             }
             Reply::Ended { attempt, end } => self.on_ended(now, attempt, end, out),
             Reply::Reset { attempt, outcome } => {
-                if let Position::Resetting { ask, inbox, reason } = &mut self.position
+                if let Position::Resetting { ask, inbox, first, reason } = &self.position
                     && ask.awaits(attempt)
                 {
                     match outcome {
                         Ok(()) => {
-                            self.intake.restart(*inbox);
+                            self.intake.restart(*inbox, *first);
+                            self.lanes.values_mut().for_each(Lane::forget_deliveries);
                             out.notice(Notice::Resynced { reason: *reason });
                             self.position = Position::Flowing;
                         }
@@ -267,7 +297,10 @@ impl Tenure {
             let before = self.intake.accepted();
             match self.intake.admit(rows.pin.as_ref(), &row) {
                 Admission::Accept => self.accept(env, now, row, before, floor),
-                Admission::Repeat => repeats += 1,
+                Admission::Repeat => {
+                    repeats += 1;
+                    self.acknowledge(env, &row, floor);
+                }
                 Admission::Resync(reason) => {
                     self.resync_at(now, reason);
                     break;
@@ -289,8 +322,31 @@ impl Tenure {
         let Some(lane) = self.lanes.get_mut(&row.table) else { return };
         let mut budget = self.budget;
         budget.hold(&row);
+        if env.config.acks != Acks::None {
+            let (seq, delivery) = (row.seq, row.delivery);
+            if seq <= lane.stored_done() || !safeguard(Rule::LedgerBeforeAck) {
+                self.acks.push((seq, delivery));
+            } else {
+                lane.acknowledge_later(seq, delivery);
+            }
+        }
         if lane.accept(row, before, now) {
             self.budget = budget;
+        }
+    }
+
+    /// A row came again: it is acknowledged again if it is done, or once it is.
+    fn acknowledge(&mut self, env: &Env, row: &Row, floor: Seq) {
+        if env.config.acks == Acks::None {
+            return;
+        }
+        let lane = self.lanes.get_mut(&row.table);
+        let done = lane.as_ref().map_or(floor, |lane| lane.stored_done().max(floor));
+        if row.seq <= done {
+            self.acks.push((row.seq, row.delivery));
+        } else if let Some(lane) = lane.filter(|_| !row.redelivered) {
+            // (A delivery that the server repeats by itself is acknowledged with the first.)
+            lane.acknowledge_later(row.seq, row.delivery);
         }
     }
 
@@ -306,7 +362,8 @@ impl Tenure {
                     && matches!(self.position, Position::Flowing)
                     && safeguard(Rule::DeliveredCompared)
                 {
-                    self.position = Position::Comparing { ask: Ask::at(now), row: self.highest() };
+                    self.position =
+                        Position::Comparing { ask: Ask::at(now), row: self.highest(), above: self.floor() };
                 }
             }
             PullEnd::TooLarge => self.capped |= for_rows,
@@ -335,8 +392,10 @@ impl Tenure {
         outcome: Result<Inspection, InspectError>,
         out: &mut Actions,
     ) -> Next {
-        let (ask, row) = match &mut self.position {
-            Position::Looking { ask, row, .. } | Position::Comparing { ask, row } => (ask, *row),
+        let (ask, row, above) = match &mut self.position {
+            Position::Looking { ask, row, above, .. } | Position::Comparing { ask, row, above } => {
+                (ask, *row, *above)
+            }
             _ => return Next::Stay,
         };
         if !ask.awaits(attempt) {
@@ -359,12 +418,21 @@ impl Tenure {
         if seen.pinned.as_ref() != Some(&self.pin) {
             return self.end("the consumer is pinned to another client, or to none".to_owned(), out);
         }
+        let first = FirstRow { above, next: seen.next };
         match self.position {
-            Position::Looking { reason, .. } => self.reset(env, now, reason),
+            Position::Looking { reason, .. } => self.reset(env, now, first, reason),
             // Deliveries are counted before they are sent: one that is missing was lost on the way, and
             // nothing follows that would show the gap.
             Position::Comparing { .. } if seen.delivered != self.intake.seen().0 => {
-                self.reset(env, now, ResyncReason::Tail);
+                self.reset(env, now, first, ResyncReason::Tail);
+            }
+            // Everything was delivered and seen, and still the stream has a later row: it was skipped.
+            Position::Comparing { .. }
+                if seen.pending == 0
+                    && seen.shard_last.is_some_and(|last| last > self.intake.accepted().seq)
+                    && safeguard(Rule::FirstRowExpected) =>
+            {
+                self.reset(env, now, first, ResyncReason::Skipped);
             }
             Position::Comparing { .. } => {
                 self.position = Position::Flowing;
@@ -388,14 +456,20 @@ impl Tenure {
 
     fn resync_at(&mut self, at: Instant, reason: ResyncReason) {
         self.puller.forget();
-        self.position = Position::Looking { ask: Ask::at(at), row: self.highest(), reason };
+        self.position =
+            Position::Looking { ask: Ask::at(at), row: self.highest(), above: self.floor(), reason };
     }
 
-    fn reset(&mut self, env: &mut Env, now: Instant, reason: ResyncReason) {
+    fn reset(&mut self, env: &mut Env, now: Instant, first: FirstRow, reason: ResyncReason) {
         self.puller.forget();
         self.capped = false;
         self.inbox = env.fresh_inbox();
-        self.position = Position::Resetting { ask: Ask::at(now), inbox: self.inbox, reason };
+        self.position = Position::Resetting { ask: Ask::at(now), inbox: self.inbox, first, reason };
+    }
+
+    /// Every row up to here is done, as the stored record says.
+    fn floor(&self) -> Seq {
+        self.stored().record.floor
     }
 
     /// The highest row that counts: named in the record, or accepted.
@@ -414,7 +488,7 @@ impl Tenure {
         let Limits { max_rows, max_bytes, max_age } = env.config.batch;
         let limits =
             Limits { max_rows: max_rows.min(half), max_bytes: max_bytes.min(share.bytes / 2), max_age };
-        Closing { limits, at_once: self.halting || self.is_full(env) }
+        Closing { limits, at_once: self.halting || self.is_full(env), parking: env.config.parking }
     }
 
     /// The rows the next pull may ask for, and their bytes as the server counts them; none at the cap.
@@ -500,7 +574,7 @@ impl Tenure {
             let limit = env.config.max_record;
             self.record_full = false;
             for lane in waiting {
-                size += lane.record_size();
+                size += lane.record_size(closing.parking);
                 let holds_floor = lane.floor_bound(floor).is_some_and(|mark| mark.seq == floor.seq);
                 if size <= limit || (holds_floor && size <= limit + limit / 14) {
                     lane.close_batch(now, closing);
@@ -540,6 +614,9 @@ impl Tenure {
         for command in commands {
             out.ledger(command);
         }
+        if !self.acks.is_empty() {
+            out.delivery(Command::Ack { rows: std::mem::take(&mut self.acks) });
+        }
         self.poll_position(env, now, out);
         self.poll_pull(env, now, out);
         if self.halting { self.poll_release(env, now, out) } else { Next::Stay }
@@ -553,7 +630,7 @@ impl Tenure {
         for lane in self.lanes.values_mut() {
             let advance = lane.advance(&mut cx);
             stale |= advance.stale;
-            freed = Freed { rows: freed.rows + advance.freed.rows, bytes: freed.bytes + advance.freed.bytes };
+            freed += advance.freed;
         }
         self.let_go(freed);
         if stale {
@@ -563,19 +640,20 @@ impl Tenure {
 
     fn poll_position(&mut self, env: &mut Env, now: Instant, out: &mut Actions) {
         match &mut self.position {
-            Position::Looking { ask, row, .. } | Position::Comparing { ask, row } => {
+            Position::Looking { ask, row, above, .. } | Position::Comparing { ask, row, above } => {
                 if let Some(attempt) = ask.take(now, &mut env.attempts) {
-                    out.delivery(Command::Inspect { attempt, floor: row.seq });
+                    out.delivery(Command::Inspect { attempt, row: row.seq, above: *above });
                 }
             }
-            Position::Resetting { ask, inbox, .. } => {
+            Position::Resetting { ask, inbox, first, .. } => {
                 if let Some(attempt) = ask.take(now, &mut env.attempts) {
                     let floor = if safeguard(Rule::ResetToStoredFloor) {
-                        self.commit.stored().map_or(Seq::ZERO, |stored| stored.record.floor)
+                        first.above
                     } else {
                         self.intake.accepted().seq
                     };
-                    out.delivery(Command::Reset { attempt, inbox: *inbox, from: floor.next() });
+                    let from = reset_from(env.config.acks, floor);
+                    out.delivery(Command::Reset { attempt, inbox: *inbox, from });
                 }
             }
             Position::Flowing | Position::Closed => {}
@@ -688,6 +766,7 @@ impl Tenure {
         status.accepted = self.intake.accepted().seq;
         status.held_rows = self.budget.rows();
         status.held_bytes = self.budget.bytes();
+        status.oldest = self.lanes.values().filter_map(Lane::oldest).min();
         status.lanes = self.lanes.len();
         status.troubles =
             self.lanes.iter().filter_map(|(table, lane)| Some((table, lane.trouble()?))).collect();
@@ -726,10 +805,14 @@ fn context<'a>(stored: &Stored, env: &'a mut Env, now: Instant, out: &'a mut Act
         now,
         shard: env.config.shard,
         stream: &env.config.stream,
-        created: stored.record.stream_created,
+        identity: stored.record.identity(),
+        floor: stored.record.floor_mark(),
         proven_at: stored.proven_at,
         stale: env.config.stale,
         patience: env.config.patience,
+        attempt_life: env.config.attempt_life,
+        parking: env.config.parking,
+        unknown: &mut env.unknown,
         attempts: &mut env.attempts,
         out,
     }

@@ -62,8 +62,9 @@ enum Step {
     Rest(Instant),
     /// Reading the records.
     Read { asks: BTreeMap<ShardId, Ask>, floors: Floors },
-    /// Trimming.
-    Trim { ask: Ask, created: Timestamp, below: Seq, witness: Mark },
+    /// Trimming. Every record's highest row must still be what it was; each is looked at by a command of its own, of
+    /// which only the last removes anything.
+    Trim { ask: Ask, created: Timestamp, below: Seq, witnesses: Vec<Mark> },
 }
 
 /// The state machine that trims.
@@ -101,10 +102,16 @@ impl Trim {
                 self.on_read(now, attempt, outcome, out);
             }
             Event::Retention(retention::Reply::Trimmed { attempt, outcome }) => {
-                if let Step::Trim { ask, created, below, .. } = &self.step
+                if let Step::Trim { ask, created, below, witnesses } = &mut self.step
                     && ask.awaits(attempt)
                 {
                     match outcome {
+                        Ok(_) if witnesses.len() > 1 => {
+                            witnesses.pop();
+                            *ask = Ask::at(now);
+                            self.poll(now, out);
+                            return;
+                        }
                         Ok(rows) => {
                             self.trimmed = Some((*created, *below));
                             if rows > 0 {
@@ -163,10 +170,15 @@ impl Trim {
             return rest;
         }
         let highest = floors.values().map(|(_, floor, _)| *floor).max().unwrap_or(floor);
-        let witness = floors.values().fold(Mark::default(), |witness, (.., high)| witness.max(*high));
+        // Not the highest of all alone: a shard whose rows came after the stream had lost its tail shows nothing of
+        // one that has not noticed yet.
+        let mut witnesses: Vec<Mark> = floors.values().map(|(.., high)| *high).collect();
+        witnesses.sort_by_key(|witness| (witness.seq, witness.stored_at));
+        witnesses.dedup();
         self.tell_what_holds_back(now, *shard, floor, highest, out);
         let done = if safeguard(Rule::LedgerBeforeTrim) { floor } else { highest.next() };
-        self.samples.retain(|(_, other, _)| *other == created);
+        // What was done once may be to do again: somebody has set a shard, or the whole ledger, back.
+        self.samples.retain(|(_, other, then)| *other == created && *then <= done);
         // A long history is kept in coarser steps.
         let step = self.config.history / u32::try_from(MAX_SAMPLES).unwrap_or(1);
         if self.samples.back().is_none_or(|(at, ..)| now.since(*at) >= step) {
@@ -183,7 +195,7 @@ impl Trim {
                     && below > Seq::ZERO.next()
                     && self.trimmed.is_none_or(|trimmed| trimmed.0 != created || trimmed.1 < below) =>
             {
-                Step::Trim { ask: Ask::at(now), created, below, witness }
+                Step::Trim { ask: Ask::at(now), created, below, witnesses }
             }
             _ => rest,
         }
@@ -226,9 +238,14 @@ impl Trim {
                     }
                 }
             }
-            Step::Trim { ask, created, below, witness } => {
+            Step::Trim { ask, created, below, witnesses } => {
                 if let Some(attempt) = ask.take(now, &mut self.attempts) {
-                    let (created, below, witness) = (*created, *below, *witness);
+                    let witness = witnesses.last().copied().unwrap_or_default();
+                    let created = *created;
+                    // Up to here everything was removed before, if anything was: a look, and no more.
+                    let removed =
+                        self.trimmed.filter(|trimmed| trimmed.0 == created).map_or(Seq(2), |(_, seq)| seq);
+                    let below = if witnesses.len() > 1 { removed.min(*below) } else { *below };
                     out.push(Action::Retention(retention::Command::Trim {
                         attempt,
                         created,
@@ -248,5 +265,93 @@ impl Trim {
             Step::Read { asks, .. } => asks.values().map(Ask::due).min(),
             Step::Trim { ask, .. } => Some(ask.due()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ports::ledger::{Entry, Revision};
+    use crate::record::{Session, Writer};
+
+    const CREATED: Timestamp = Timestamp(7);
+
+    fn record(floor: u64, high: Mark) -> Record {
+        Record {
+            version: Record::VERSION,
+            stream_created: CREATED,
+            epoch: 1,
+            writer: Writer { session: Session(1), nonce: 1 },
+            rebased: 0,
+            floor: Seq(floor),
+            high,
+            lanes: BTreeMap::new(),
+        }
+    }
+
+    fn mark(seq: u64, at: i64) -> Mark {
+        Mark { seq: Seq(seq), stored_at: Timestamp(at) }
+    }
+
+    struct Bench {
+        trim: Trim,
+        now: Instant,
+    }
+
+    impl Bench {
+        fn new(history: Duration) -> Self {
+            let config = Config { shards: 2, interval: Duration::from_secs(1), history };
+            Self { trim: Trim::new(config, Instant::START), now: Instant::START }
+        }
+
+        /// A round: the records are read, and every trim is answered. Says what was asked to be trimmed.
+        fn round(&mut self, records: &[Record; 2]) -> Vec<(Seq, Mark)> {
+            let mut trims = Vec::new();
+            let mut out = Vec::new();
+            self.now = self.now + Duration::from_secs(1);
+            self.trim.handle(self.now, Event::Wakeup, &mut out);
+            while !out.is_empty() {
+                for action in std::mem::take(&mut out) {
+                    let event = match action {
+                        Action::Ledger(ledger::Command::Read { attempt, shard }) => {
+                            let record = records[shard.0 as usize].encode();
+                            let entry = Entry { revision: Revision(1), record };
+                            Event::Ledger(ledger::Reply::Read { attempt, outcome: Ok(Some(entry)) })
+                        }
+                        Action::Retention(retention::Command::Trim { attempt, below, witness, .. }) => {
+                            trims.push((below, witness));
+                            Event::Retention(retention::Reply::Trimmed { attempt, outcome: Ok(0) })
+                        }
+                        Action::Ledger(_) | Action::Notice(_) => continue,
+                    };
+                    self.trim.handle(self.now, event, &mut out);
+                }
+            }
+            trims
+        }
+    }
+
+    #[test]
+    fn every_records_highest_row_is_looked_at_before_anything_is_removed() {
+        let mut bench = Bench::new(Duration::ZERO);
+        // The second shard's rows came after the stream had lost its tail: it shows nothing of the first.
+        let trims = bench.round(&[record(12, mark(12, 1)), record(15, mark(15, 90))]);
+        assert_eq!(trims, vec![(Seq(2), mark(15, 90)), (Seq(12), mark(12, 1))]);
+        let trims = bench.round(&[record(14, mark(14, 2)), record(15, mark(15, 90))]);
+        assert_eq!(trims, vec![(Seq(12), mark(15, 90)), (Seq(14), mark(14, 2))]);
+    }
+
+    #[test]
+    fn what_was_done_once_is_not_trimmed_if_it_is_to_do_again() {
+        let mut bench = Bench::new(Duration::from_secs(3));
+        let high = mark(20, 1);
+        for _ in 0..3 {
+            assert_eq!(bench.round(&[record(20, high), record(20, high)]), vec![]);
+        }
+        // Somebody sets a shard back, and three seconds are over.
+        assert_eq!(bench.round(&[record(4, high), record(20, high)]), vec![]);
+        assert_eq!(bench.round(&[record(4, high), record(20, high)]), vec![]);
+        assert_eq!(bench.round(&[record(4, high), record(20, high)]), vec![]);
+        assert_eq!(bench.round(&[record(4, high), record(20, high)]), vec![(Seq(4), high)]);
     }
 }

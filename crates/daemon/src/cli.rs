@@ -19,6 +19,8 @@ Examples:
   holdfast run --config holdfast.toml          run the daemon
   holdfast publish --table clicks rows.ndjson  send rows
   holdfast verify --table clicks --receipt R   prove that they arrived
+  holdfast status --watch                      how a running daemon stands
+  holdfast dead-letters list                   rows that ClickHouse can never take, and why
 
 Exit codes: 0 done, 1 an error or a finding, 2 a wrong command line or configuration,
 3 a shard's consumer is gone.")]
@@ -59,7 +61,18 @@ Examples:
     #[command(subcommand)]
     Topology(TopologyCommand),
     /// Verify topology, ClickHouse and every configured table; exit 1 if something required is missing.
+    #[command(after_help = "\
+Examples:
+  holdfast check
+  holdfast check --json | jq '.findings[] | select(.severity == \"required\")'")]
     Check(Json),
+    /// How a running daemon stands: its shards, what it holds, which tables do not get on and why.
+    #[command(after_help = "\
+Examples:
+  holdfast status
+  holdfast status --watch
+  holdfast status --url http://10.0.0.7:9464 --json")]
+    Status(Status),
     /// Send rows to the stream, one JSON object a line, and wait until they are stored.
     #[command(after_help = "\
 Examples:
@@ -73,6 +86,9 @@ Examples:
   holdfast verify --table clicks --receipt rows.receipt
   holdfast verify --table clicks --json       against what the stream still holds")]
     Verify(Verify),
+    /// Rows that can never be stored: what they are and why, sending them again, dropping them.
+    #[command(subcommand)]
+    DeadLetters(DeadLettersCommand),
     /// What the ledger says is written, and a new start for a shard.
     #[command(subcommand)]
     Ledger(LedgerCommand),
@@ -146,6 +162,115 @@ impl Sim {
     pub fn judges_marks(&self) -> bool {
         self.profile == Profile::Swarm && self.seeds >= 2_000
     }
+}
+
+/// Which daemon to ask.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// The daemon's address [default: http:// and the configuration's node.listen].
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// Look again every second, until interrupted.
+    #[arg(long, conflicts_with = "json")]
+    pub watch: bool,
+    /// Print the daemon's document as JSON.
+    #[command(flatten)]
+    pub json: Json,
+}
+
+/// What to do with dead letters.
+#[derive(Debug, Subcommand)]
+pub enum DeadLettersCommand {
+    /// List them, the oldest first.
+    #[command(after_help = "\
+Examples:
+  holdfast dead-letters list
+  holdfast dead-letters list --table clicks --limit 10
+  holdfast dead-letters list --from 118 --json")]
+    List {
+        /// Only those of this table, as its subject names it.
+        #[arg(long, value_name = "T")]
+        table: Option<String>,
+        /// Begin with this letter.
+        #[arg(long, value_name = "LETTER", default_value_t = 1)]
+        from: u64,
+        /// At most this many.
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+        limit: u64,
+        /// Print them as JSON.
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Show one: where it comes from, why it is here, its headers and its payload.
+    #[command(after_help = "\
+Examples:
+  holdfast dead-letters show 17
+  holdfast dead-letters show 17 --payload | jq .")]
+    Show {
+        /// The letter, as `list` numbers it.
+        #[arg(value_name = "LETTER")]
+        position: u64,
+        /// Print the payload only, byte for byte.
+        #[arg(long, conflicts_with = "json")]
+        payload: bool,
+        /// Print it as JSON; the payload as text if it is text, and in base64.
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Put them through the stream again, as new rows at its end, and remove them from the dead letters.
+    #[command(after_help = "\
+Examples:
+  holdfast dead-letters replay 17
+  holdfast dead-letters replay --table clicks --yes
+  holdfast dead-letters replay 17 --into clicks_v2
+
+What can still not be stored becomes a dead letter again, under a new number. If this command is killed \
+between storing a row and removing its letter, run it again within two minutes: the row is stored once. \
+A receipt of the row's first place no longer fits it.")]
+    Replay {
+        /// Which.
+        #[command(flatten)]
+        selection: Selection,
+        /// Into this table, instead of where they came from.
+        #[arg(long, value_name = "T")]
+        into: Option<String>,
+        /// Print what was done as JSON.
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Remove them for good.
+    #[command(after_help = "\
+Examples:
+  holdfast dead-letters drop 17 18
+  holdfast dead-letters drop --table clicks --limit 100 --yes")]
+    Drop {
+        /// Which.
+        #[command(flatten)]
+        selection: Selection,
+        /// Print what was done as JSON.
+        #[command(flatten)]
+        json: Json,
+    },
+}
+
+/// Which dead letters.
+#[derive(Debug, Args)]
+pub struct Selection {
+    /// The letters, as `list` numbers them.
+    #[arg(value_name = "LETTER", required_unless_present_any = ["table", "all"])]
+    pub position: Vec<u64>,
+    /// All of this table, as its subject names it.
+    #[arg(long, value_name = "T", conflicts_with = "position")]
+    pub table: Option<String>,
+    /// All of every table.
+    #[arg(long, conflicts_with_all = ["position", "table"])]
+    pub all: bool,
+    /// With --table or --all: at most this many, the oldest first.
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: u64,
+    /// Do not ask.
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// What to do with the ledger.
@@ -246,6 +371,28 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[test]
+    fn dead_letters_are_chosen_by_number_or_by_table() {
+        let parse = |line: &str| {
+            Cli::try_parse_from(format!("holdfast dead-letters {line}").split(' ')).map(|_| ()).is_ok()
+        };
+        for good in
+            ["drop 1 2", "drop --table t", "replay --all --yes", "replay 4 --into t", "show 1 --payload"]
+        {
+            assert!(parse(good), "{good}");
+        }
+        for bad in [
+            "drop",
+            "drop 1 --all",
+            "drop --all --table t",
+            "list --limit 0",
+            "show",
+            "show 1 --payload --json",
+        ] {
+            assert!(!parse(bad), "{bad}");
+        }
+    }
 
     #[test]
     fn the_command_line_contradicts_itself_nowhere() {

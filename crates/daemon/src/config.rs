@@ -11,12 +11,15 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use holdfast_clickhouse::{Compression, Demand, Secret, TableConfig, UnknownFields};
 use holdfast_core::fence::Start;
+use holdfast_core::lane::ParkingPolicy;
+use holdfast_core::ports::delivery::Acks;
 use holdfast_core::row::{Seq, TableName};
 use holdfast_nats::connect::{Credentials, Options, Tls};
 use holdfast_nats::topology::{AckPolicy, RetentionPolicy, Topology};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::exit::Exit;
+use crate::run::STALE;
 
 /// Where the configuration is looked for if nobody names a file.
 pub const DEFAULT_FILE: &str = "holdfast.toml";
@@ -156,6 +159,7 @@ pub struct TopologySection {
     unknown_tables: UnknownTables,
     pinned_ttl: Span,
     ack_policy: AckPolicy,
+    ack_wait: Span,
     retention: RetentionPolicy,
     history: Span,
     max_bytes: Size,
@@ -180,6 +184,7 @@ impl Default for TopologySection {
             unknown_tables: UnknownTables::Wait,
             pinned_ttl: Span(topology.pinned_ttl),
             ack_policy: topology.ack_policy,
+            ack_wait: Span(topology.ack_wait),
             retention: topology.retention,
             history: Span(Duration::ZERO),
             max_bytes: Size(topology.max_bytes.unwrap_or_default()),
@@ -463,14 +468,19 @@ impl Config {
         if self.topology.streams != 1 {
             return Err(Exit::usage("topology.streams: this version knows one stream; leave it at 1"));
         }
-        if self.topology.ack_policy != AckPolicy::None || self.topology.retention != RetentionPolicy::Limits {
+        if self.topology.unknown_tables == UnknownTables::DeadLetter && self.topology.dead_letters.is_empty()
+        {
             return Err(Exit::usage(
-                "topology.ack_policy: this version knows \"none\" with retention \"limits\" only",
+                "topology.unknown_tables: \"dead-letter\" needs a stream for them; set topology.dead_letters",
             ));
         }
-        if self.topology.unknown_tables == UnknownTables::DeadLetter {
-            return Err(Exit::usage("topology.unknown_tables: this version knows \"wait\" only"));
+        if self.topology.ack_policy == AckPolicy::Explicit && !self.topology.history.0.is_zero() {
+            return Err(Exit::usage(
+                "topology.history: written rows are trimmed, and kept for a while, with ack_policy \"none\" only; \
+                 with \"explicit\" the stream's own retention decides",
+            ));
         }
+        self.listen()?;
         if self.members.probe.0 > self.members.lease.0 || self.members.heartbeat.0 > self.members.lease.0 {
             return Err(Exit::usage("members.lease: longer than members.heartbeat and members.probe"));
         }
@@ -512,6 +522,43 @@ impl Config {
         format!("{host}-{}", std::process::id())
     }
 
+    /// Where health, metrics and status are served; none: nowhere.
+    ///
+    /// # Errors
+    /// A text that is no address; code 2.
+    pub fn listen(&self) -> Result<Option<&str>, Exit> {
+        let listen = self.node.listen.as_str();
+        if listen.is_empty() {
+            return Ok(None);
+        }
+        let port = listen.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+        match port.map(|(_, port)| port.parse::<u16>()) {
+            Some(Ok(_)) => Ok(Some(listen)),
+            _ => Err(Exit::usage(format!(
+                "node.listen: `{listen}` is no address; write for example \"127.0.0.1:9464\", or \"\" for none"
+            ))),
+        }
+    }
+
+    /// Whether written rows are acknowledged, and what that does.
+    #[must_use]
+    pub const fn acks(&self) -> Acks {
+        match (self.topology.ack_policy, self.topology.retention) {
+            (AckPolicy::None, _) => Acks::None,
+            (AckPolicy::Explicit, RetentionPolicy::Limits) => Acks::Explicit,
+            (AckPolicy::Explicit, RetentionPolicy::WorkQueue) => Acks::WorkQueue,
+        }
+    }
+
+    /// What becomes of rows that can never be stored.
+    #[must_use]
+    pub fn parking(&self) -> ParkingPolicy {
+        ParkingPolicy {
+            dead_letters: !self.topology.dead_letters.is_empty(),
+            unknown_tables: self.topology.unknown_tables == UnknownTables::DeadLetter,
+        }
+    }
+
     /// The objects on the NATS server.
     ///
     /// # Errors
@@ -527,6 +574,7 @@ impl Config {
             dead_letters: section.dead_letters.clone(),
             pinned_ttl: section.pinned_ttl.0,
             ack_policy: section.ack_policy,
+            ack_wait: section.ack_wait.0,
             retention: section.retention,
             max_bytes: (section.max_bytes.0 > 0).then_some(section.max_bytes.0),
             replicas: section.replicas,
@@ -615,6 +663,8 @@ impl Config {
             compression: Compression::from_str(&section.compression)
                 .map_err(|error| Exit::usage(format!("clickhouse.{error}")))?,
             insert_timeout: section.insert_timeout.0,
+            batch_age: self.batch.max_age.0,
+            intent_age: STALE,
             inserts_in_flight: self.limits.inserts_in_flight,
             max_row: usize::try_from(self.limits.max_row.0).unwrap_or(usize::MAX),
             defaults,
@@ -813,6 +863,47 @@ mod tests {
             assert!(!error.contains("hunter2") && error.lines().count() == 1, "{error}");
         }
         assert!(load("[nats]\nuser = \"u\"\npassword = 12345").is_ok());
+    }
+
+    #[test]
+    fn acks_need_an_ack_policy_and_are_trimmed_by_nobody() {
+        let acks = |text: &str| load(text).map(|config| config.acks());
+        assert_eq!(acks(""), Ok(Acks::None));
+        assert_eq!(acks("[topology]\nack_policy = \"explicit\""), Ok(Acks::Explicit));
+        let queue = "[topology]\nack_policy = \"explicit\"\nretention = \"workqueue\"\nack_wait = \"10m\"";
+        assert_eq!(acks(queue), Ok(Acks::WorkQueue));
+        assert_eq!(load(queue).unwrap().topology().unwrap().ack_wait, Duration::from_mins(10));
+        let error = acks("[topology]\nretention = \"workqueue\"").unwrap_err();
+        assert!(error.contains("explicit"), "{error}");
+        let error = acks("[topology]\nack_policy = \"explicit\"\nhistory = \"1h\"").unwrap_err();
+        assert!(error.starts_with("topology.history"), "{error}");
+    }
+
+    #[test]
+    fn what_becomes_of_bad_rows_is_said_once() {
+        let parking = |text: &str| load(text).map(|config| config.parking());
+        let kept = ParkingPolicy { dead_letters: true, unknown_tables: false };
+        assert_eq!(parking(""), Ok(kept));
+        assert_eq!(parking("[topology]\ndead_letters = \"\""), Ok(ParkingPolicy::default()));
+        assert_eq!(
+            parking("[topology]\nunknown_tables = \"dead-letter\""),
+            Ok(ParkingPolicy { unknown_tables: true, ..kept })
+        );
+        let error = parking("[topology]\nunknown_tables = \"dead-letter\"\ndead_letters = \"\"").unwrap_err();
+        assert!(error.contains("topology.dead_letters"), "{error}");
+    }
+
+    #[test]
+    fn an_address_to_listen_on_has_a_port() {
+        for good in ["127.0.0.1:9464", "[::1]:9464", "localhost:0", "0.0.0.0:80"] {
+            let config = load(&format!("[node]\nlisten = \"{good}\"")).unwrap();
+            assert_eq!(config.listen().ok().flatten(), Some(good));
+        }
+        assert_eq!(load("[node]\nlisten = \"\"").unwrap().listen().ok(), Some(None));
+        for bad in ["9464", ":9464", "127.0.0.1", "127.0.0.1:99999", "http://x"] {
+            let error = load(&format!("[node]\nlisten = \"{bad}\"")).unwrap_err();
+            assert!(error.starts_with("node.listen"), "{error}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use holdfast_core::action::{Action, Actions, Event};
 use holdfast_core::notice::{Notice, Report};
-use holdfast_core::ports::{delivery, ledger, retention, store};
+use holdfast_core::ports::{dead_letters, delivery, ledger, retention, store};
 use holdfast_core::shard::{Shard, Status};
 use holdfast_core::trim::{self, Trim};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -28,6 +28,8 @@ pub struct Ports {
     pub ledger: Arc<dyn ledger::Port>,
     /// The store.
     pub store: Arc<dyn store::Port>,
+    /// The dead letters.
+    pub dead_letters: Arc<dyn dead_letters::Port>,
 }
 
 /// What a driver shows of its machine as it runs. Called on the machine's own task; must not block.
@@ -69,7 +71,7 @@ pub async fn drive(
     observer: &dyn Observer,
 ) {
     let mut actions = Actions::default();
-    // Consumer and ledger are asked from this task, so that their commands start in order. The store is
+    // Consumer, ledger and dead letters are asked from this task, so that their commands start in order. The store is
     // asked from tasks of its own: building a body is work that other shards need not wait for.
     let mut calls: FuturesUnordered<BoxFuture<'static, Option<Event>>> = FuturesUnordered::new();
     loop {
@@ -114,6 +116,10 @@ pub async fn drive(
                             drop(own.send(Event::Store(reply)));
                         }
                     });
+                }
+                Action::DeadLetter(command) => {
+                    let port = Arc::clone(&ports.dead_letters);
+                    calls.push(Box::pin(async move { Some(Event::DeadLetter(port.call(command).await)) }));
                 }
                 Action::Notice(notice) => observer.notice(&notice),
                 Action::Report(report) => {

@@ -6,7 +6,7 @@ use clap::{CommandFactory, Parser};
 use holdfast::cli::{Cli, Command};
 use holdfast::config::Config;
 use holdfast::exit::Exit;
-use holdfast::{check, ledger, log, publish, run, sim, topology, verify};
+use holdfast::{check, dead_letters, ledger, log, publish, run, sim, status, topology, verify};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -37,6 +37,8 @@ fn carry_out(cli: &Cli) -> Result<(), Exit> {
             Command::Run => run::run(&config).await,
             Command::Topology(command) => topology::topology(&config, command).await,
             Command::Check(json) => check::check(&config, *json).await,
+            Command::Status(options) => status::status(&config, options).await,
+            Command::DeadLetters(command) => dead_letters::dead_letters(&config, command).await,
             Command::Publish(options) => publish::publish(&config, options).await,
             Command::Verify(options) => verify::verify(&config, options).await,
             Command::Ledger(command) => ledger::ledger(&config, command).await,

@@ -57,7 +57,8 @@ impl Writer {
     }
 }
 
-/// The rows of `table` in the receipt at `path`: for each stream's creation, the sequences, rising.
+/// The rows of `table` in the receipt at `path`: for each stream's creation, the sequences, rising, each as often as
+/// it was acknowledged.
 ///
 /// # Errors
 /// If the file cannot be read or is no receipt; the message names the line.
@@ -84,7 +85,6 @@ pub fn read(path: &Path, table: &str) -> Result<BTreeMap<Timestamp, Vec<u64>>, E
     }
     for seqs in rows.values_mut() {
         seqs.sort_unstable();
-        seqs.dedup();
     }
     Ok(rows)
 }

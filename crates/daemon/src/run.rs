@@ -2,20 +2,24 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use futures_util::future::try_join_all;
 use holdfast_clickhouse::Store;
+use holdfast_clickhouse::horizon::RECEIVE_TIMEOUT;
 use holdfast_core::action::Event;
 use holdfast_core::budget::Share;
 use holdfast_core::notice::{Report, ShardFailure};
-use holdfast_core::ports::store;
+use holdfast_core::ports::delivery::Acks;
+use holdfast_core::ports::{Failure, FailureClass, dead_letters, ledger, store};
 use holdfast_core::record::Session;
 use holdfast_core::row::ShardId;
 use holdfast_core::shard::{self, Shard};
 use holdfast_core::trim;
 use holdfast_nats::Connection;
 use holdfast_nats::connect::ConnectError;
+use holdfast_nats::dead_letters::DeadLetters;
 use holdfast_nats::delivery::{Delivery, Screen};
 use holdfast_nats::ledger::Ledger;
 use holdfast_nats::retention::Retention;
@@ -29,13 +33,15 @@ use crate::config::{Config, OnLostShard};
 use crate::driver::{Ports, drive, drive_trim, queue, sink};
 use crate::exit::Exit;
 use crate::preflight::preflight;
-use crate::shards::{Shards, Watcher};
+use crate::process::{Process, Stage, UPKEEP};
+use crate::serve;
+use crate::shards::Watcher;
 
 /// An intent is sent at most this long after the record was last known to be ours.
 ///
 /// With an insert's own time limit it bounds how late an insert can arrive, and so how much a table's
 /// deduplication window must remember.
-const STALE: Duration = Duration::from_secs(10);
+pub(crate) const STALE: Duration = Duration::from_secs(10);
 
 /// The record's part of what one message may carry: headers and subject need some, too.
 const RECORD_SHARE: usize = 7;
@@ -53,18 +59,24 @@ const RELEASE_TIME: Duration = Duration::from_secs(2);
 pub async fn run(config: &Config) -> Result<(), Exit> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let clock = Clock::start();
+    let process = Arc::new(Process::new(config, Session(rand::random()), clock));
+    // Before anything else, so that an address that is taken is said at once, and a start that takes its time seen.
+    let _servants = attend(config, &process).await?;
     let started = tokio::select! {
-        started = start(config) => started?,
+        started = start(config, clock, &process) => started?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
-    let Running { mut tasks, mut reports, events, shards: _shards } = started;
+    let Running { mut tasks, mut reports, events } = started;
+    process.enter(Stage::Running);
 
     let mut waiting: BTreeSet<ShardId> = events.iter().map(|(shard, _)| *shard).collect();
     let mut running: BTreeSet<ShardId> = events.iter().map(|(shard, _)| *shard).collect();
     let mut lost = None;
     let mut misconfigured = None;
     let mut stopping = None;
+    let mut stopped_at = Instant::now();
     let mut unwritten = false;
     while !running.is_empty() || (stopping.is_none() && lost.is_some()) {
         let kill = async {
@@ -85,6 +97,7 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
                 Report::Released { clean } => {
                     unwritten |= !clean;
                     running.remove(&shard);
+                    process.metrics.handed_over("shutdown", stopped_at.elapsed());
                     false
                 }
                 Report::Failed(failure) => {
@@ -122,6 +135,8 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
         };
         if stop && stopping.is_none() {
             info!(shards = running.len(), "stopping: writing what was accepted");
+            process.enter(Stage::Stopping);
+            stopped_at = Instant::now();
             stopping = Some(tokio::time::Instant::now() + config.shutdown());
             let within = config.shutdown().saturating_sub(RELEASE_TIME).max(Duration::from_millis(200));
             for (_, events) in &events {
@@ -151,7 +166,58 @@ struct Running {
     tasks: JoinSet<()>,
     reports: tokio::sync::mpsc::UnboundedReceiver<(ShardId, Report)>,
     events: Vec<(ShardId, tokio::sync::mpsc::UnboundedSender<Event>)>,
-    shards: Shards,
+}
+
+/// Serves health, metrics and status; ends with what it returns.
+async fn attend(config: &Config, process: &Arc<Process>) -> Result<JoinSet<()>, Exit> {
+    let mut servants = JoinSet::new();
+    if let Some(listen) = config.listen()? {
+        let listener = serve::bind(listen).await?;
+        info!(url = format!("http://{}/", listener.local_addr()?), "status, health and metrics are served");
+        servants.spawn(serve::serve(listener, Arc::clone(process)));
+    }
+    let process = Arc::clone(process);
+    servants.spawn(async move {
+        loop {
+            tokio::time::sleep(UPKEEP).await;
+            process.metrics.upkeep();
+        }
+    });
+    Ok(servants)
+}
+
+/// The ledger, with its writes counted.
+struct Counted {
+    ledger: Arc<Ledger>,
+    process: Arc<Process>,
+}
+
+#[async_trait]
+impl ledger::Port for Counted {
+    async fn call(&self, command: ledger::Command) -> ledger::Reply {
+        let reply = ledger::Port::call(&*self.ledger, command).await;
+        if let ledger::Reply::Written { outcome, .. } = &reply {
+            match outcome {
+                ledger::WriteOutcome::Stored(_) => self.process.metrics.ledger_write(true),
+                ledger::WriteOutcome::Conflict => self.process.metrics.ledger_write(false),
+                ledger::WriteOutcome::Unknown(_) | ledger::WriteOutcome::Refused(_) => {}
+            }
+        }
+        reply
+    }
+}
+
+/// Where there are no dead letters: a row that was to become one before they were turned off waits.
+struct NoDeadLetters;
+
+#[async_trait]
+impl dead_letters::Port for NoDeadLetters {
+    async fn call(&self, command: dead_letters::Command) -> dead_letters::Reply {
+        let dead_letters::Command::Park { attempt, letter, .. } = command;
+        let why = "topology.dead_letters is \"\", and was not when the row was found to be one; set it again";
+        let outcome = dead_letters::ParkOutcome::Failed(Failure::new(FailureClass::Missing, why));
+        dead_letters::Reply::Parked { attempt, table: letter.table, outcome }
+    }
 }
 
 /// Connects to NATS.
@@ -166,10 +232,9 @@ pub(crate) async fn connect(config: &Config) -> Result<Connection, Exit> {
 }
 
 /// Connects, looks whether everything is there, and claims every shard.
-async fn start(config: &Config) -> Result<Running, Exit> {
+async fn start(config: &Config, clock: Clock, process: &Arc<Process>) -> Result<Running, Exit> {
     let topology = config.topology()?;
     let start = config.start()?;
-    let clock = Clock::start();
     let connect = async || connect(config).await;
     // A connection for writing, and one for each shard's rows: a flood of rows must not hold up the answers
     // that writing waits for, and a message that breaks a connection must not stop another shard.
@@ -194,19 +259,24 @@ async fn start(config: &Config) -> Result<Running, Exit> {
         Arc::new(move |table, payload| store.screen(table, payload))
     };
     let ledger = Arc::new(Ledger::new(control.clone(), topology.bucket.clone(), topology.stream.clone()));
-    let retention = Arc::new(Retention::new(control.clone(), topology.stream.clone()));
-    let session = Session(rand::random());
+    let ledger: Arc<dyn ledger::Port> = Arc::new(Counted { ledger, process: Arc::clone(process) });
+    let letters = config
+        .parking()
+        .dead_letters
+        .then(|| DeadLetters::new(control.clone(), &topology, Arc::new(move || clock.now())));
+    let held_rows = config.limits.held_rows;
     let share = Share::even(config.limits.held_rows, config.held_bytes(), topology.shards);
     info!(
         node = config.node_id(),
         nats = control.servers(),
         stream = topology.stream,
         shards = topology.shards,
-        session = ?session,
+        session = ?process.session(),
+        acks = ?config.acks(),
+        dead_letters = topology.dead_letters,
         "holdfast starts"
     );
 
-    let shards = Shards::default();
     let (report, reports) = unbounded_channel();
     let mut tasks = JoinSet::new();
     let mut events = Vec::new();
@@ -214,32 +284,49 @@ async fn start(config: &Config) -> Result<Running, Exit> {
         let config = shard::Config {
             shard,
             stream: topology.stream.as_str().into(),
-            session,
+            session: process.session(),
             pinned_ttl: topology.pinned_ttl,
             batch: config.batch(),
             stale: STALE,
             patience: 2 * (config.insert_timeout() + STALE),
+            attempt_life: config.insert_timeout() + RECEIVE_TIMEOUT,
+            acks: config.acks(),
+            parking: config.parking(),
             start,
             max_lanes: config.max_lanes(),
             max_record: control.max_payload() / 8 * RECORD_SHARE,
         };
         let (sender, receiver) = queue();
-        let source = topology.source(shard, 3 * config.pull_interval());
+        let mut source = topology.source(shard, 3 * config.pull_interval());
+        source.min_ack_pending = source.min_ack_pending.max(2 * held_rows);
         let delivery = Delivery::new(rows, source, sink(sender.clone()), Arc::clone(&screen));
+        let dead_letters: Arc<dyn dead_letters::Port> = match &letters {
+            Some(letters) => {
+                delivery.remove_unreceivable(letters.clone());
+                Arc::new(letters.clone())
+            }
+            None => Arc::new(NoDeadLetters),
+        };
         let ports = Ports {
             delivery: Arc::new(delivery),
-            ledger: Arc::<Ledger>::clone(&ledger),
+            ledger: Arc::clone(&ledger),
             store: Arc::<Store>::clone(&store) as Arc<dyn store::Port>,
+            dead_letters,
         };
-        let watcher = Watcher::new(shard, shards.clone(), report.clone());
+        let watcher = Watcher::new(shard, Arc::clone(process), report.clone());
         drop(sender.send(Event::Claim(share)));
         events.push((shard, sender.clone()));
         tasks.spawn(async move {
             drive(Shard::new(config), clock, ports, receiver, sender, &watcher).await;
         });
     }
-    let trim = trim::Config { shards: topology.shards, interval: TRIM_INTERVAL, history: config.history() };
-    let watcher = Watcher::new(ShardId(0), shards.clone(), report);
-    tasks.spawn(async move { drive_trim(trim, clock, ledger, retention, &watcher).await });
-    Ok(Running { tasks, reports, events, shards })
+    // With acknowledgements the stream's own retention decides what stays.
+    if config.acks() == Acks::None {
+        let trim =
+            trim::Config { shards: topology.shards, interval: TRIM_INTERVAL, history: config.history() };
+        let retention = Arc::new(Retention::new(control.clone(), topology.stream.clone()));
+        let watcher = Watcher::of_trimmer(Arc::clone(process), report);
+        tasks.spawn(async move { drive_trim(trim, clock, ledger, retention, &watcher).await });
+    }
+    Ok(Running { tasks, reports, events })
 }

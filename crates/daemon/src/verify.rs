@@ -1,16 +1,24 @@
 //! `holdfast verify`: is every row there, once, in order?
 //!
 //! Stored rows are compared by their sequence and stream columns with a receipt, or with what the stream
-//! still holds. **What cannot be compared counts as unproven, never as proven.**
+//! still holds; a row that is kept as a dead letter is not missing. **What cannot be compared counts as unproven,
+//! never as proven.**
+//!
+//! After a rebase the same sequences can be other rows of the same stream. They are stored under another identity
+//! (see [`Record::identity`]), so rows are looked for under each that there was.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::iter::Peekable;
+use std::path::Path;
 
 use holdfast_clickhouse::Store;
+use holdfast_core::ports::FailureClass;
 use holdfast_core::record::Record;
 use holdfast_core::row::{ShardId, TableName};
 use holdfast_core::time::Timestamp;
+use holdfast_nats::Connection;
 use holdfast_nats::ledger::Ledger;
+use holdfast_nats::letters::Letters;
 use holdfast_nats::{stream, subject};
 use serde::Serialize;
 
@@ -43,11 +51,51 @@ struct Verdict {
     ok: bool,
 }
 
-/// The rows that should be there, by their stream's creation.
+/// The rows that should be there.
 struct Expected {
+    /// By their stream's creation: the sequences, rising; one that two rows had is there twice.
     rows: BTreeMap<Timestamp, Vec<u64>>,
     /// Rows of which it is not yet known whether they should be there.
     undecided: u64,
+}
+
+/// What NATS knows of a table's rows beside the stream's own.
+#[derive(Default)]
+struct Known {
+    /// The stream's creation and how often its shards were rebased at most.
+    rebased: Option<(Timestamp, u32)>,
+    letters: Option<Letters>,
+}
+
+/// More rebases than this are not looked through.
+const MAX_IDENTITIES: u32 = 1_000;
+
+impl Known {
+    /// The identities under which rows of the stream created at `created` can be stored.
+    fn identities(&self, created: Timestamp) -> impl Iterator<Item = Timestamp> + use<> {
+        let rebased = match self.rebased {
+            Some((stream, rebased)) if stream == created => rebased.min(MAX_IDENTITIES),
+            _ => 0,
+        };
+        (0..=i64::from(rebased)).map(move |n| Timestamp(created.0.saturating_add(n)))
+    }
+
+    /// The rows of `table` that are dead letters, rising; a row of each identity.
+    async fn letters(&self, created: Timestamp, table: &TableName) -> Result<Vec<u64>, Exit> {
+        let Some(letters) = &self.letters else { return Ok(Vec::new()) };
+        let mut all = Vec::new();
+        for identity in self.identities(created) {
+            let rows = match letters.rows(identity, table.as_str()).await {
+                Ok(rows) => rows,
+                // Where there is no stream for them there are none.
+                Err(failure) if failure.class == FailureClass::Missing => Vec::new(),
+                Err(failure) => return Err(Exit::error(failure)),
+            };
+            all.extend(rows.into_iter().map(|seq| seq.0));
+        }
+        all.sort_unstable();
+        Ok(all)
+    }
 }
 
 /// Verifies a table and prints the verdict.
@@ -60,15 +108,11 @@ pub async fn verify(config: &Config, options: &Verify) -> Result<(), Exit> {
         Store::new(config.clickhouse()?, std::sync::Arc::new(move || clock.now())).map_err(Exit::usage)?;
     let table = TableName::new(options.table.as_str());
     let report = store.report(&table).await.map_err(Exit::error)?;
-    let expected = match &options.receipt {
-        Some(path) => {
-            let rows = receipt::read(path, &options.table)?;
-            if rows.is_empty() {
-                return Err(Exit::error(format!("{}: the receipt is empty", path.display())));
-            }
-            Expected { rows, undecided: 0 }
-        }
-        None => still_held(config, &table).await?,
+    let (expected, known) = if let Some(path) = &options.receipt {
+        received(config, path, options).await?
+    } else {
+        let connection = connect(config).await?;
+        (still_held(config, &connection, &table).await?, known(config, &connection).await?)
     };
     let mut verdict = Verdict {
         table: options.table.clone(),
@@ -77,7 +121,7 @@ pub async fn verify(config: &Config, options: &Verify) -> Result<(), Exit> {
         ..Verdict::default()
     };
     if report.has_sequence && report.has_stream {
-        compare(&store, &table, &expected, &mut verdict).await?;
+        compare(&store, &table, &expected, &known, &mut verdict).await?;
         order(&store, &table, &mut verdict).await?;
     } else {
         // Without the columns no row says which one it is.
@@ -99,6 +143,7 @@ fn print(verdict: &Verdict) -> Result<(), Exit> {
     let counts = [
         ("expected", verdict.expected),
         ("stored", verdict.stored),
+        ("dead letters", verdict.dead_lettered),
         ("missing", verdict.missing),
         ("repeated", verdict.repeated),
         ("out of order", verdict.out_of_order),
@@ -113,12 +158,35 @@ fn print(verdict: &Verdict) -> Result<(), Exit> {
     output::table(["ROWS", ""], counts.map(|(name, count)| [name.to_owned(), count.to_string()]))
 }
 
+/// What a receipt says.
+async fn received(config: &Config, path: &Path, options: &Verify) -> Result<(Expected, Known), Exit> {
+    let mut rows = receipt::read(path, &options.table)?;
+    if rows.is_empty() {
+        return Err(Exit::error(format!("{}: the receipt is empty", path.display())));
+    }
+    let known = match connect(config).await {
+        Ok(connection) => known(config, &connection).await?,
+        // A receipt is proof without NATS, too.
+        Err(exit) => {
+            let why = exit.message().unwrap_or_default().to_owned();
+            eprintln!("holdfast: {why}; dead letters and rebases are not looked up, and count as missing");
+            Known::default()
+        }
+    };
+    for (created, rows) in &mut rows {
+        // A publisher that got one acknowledgement twice sent one row.
+        if known.identities(*created).count() == 1 {
+            rows.dedup();
+        }
+    }
+    Ok((Expected { rows, undecided: 0 }, known))
+}
+
 /// What the stream still holds of a table, as far as the ledger says that it is written.
-async fn still_held(config: &Config, table: &TableName) -> Result<Expected, Exit> {
+async fn still_held(config: &Config, connection: &Connection, table: &TableName) -> Result<Expected, Exit> {
     let topology = config.topology()?;
-    let connection = connect(config).await?;
     let ledger = Ledger::new(connection.clone(), topology.bucket.clone(), topology.stream.clone());
-    let created = stream::look(&connection, &topology.stream).await.map_err(Exit::error)?.created;
+    let created = stream::look(connection, &topology.stream).await.map_err(Exit::error)?.created;
     // The record first: what it calls done cannot become undone by what is read after it.
     let mut done = BTreeMap::new();
     for shard in (0..topology.shards).map(ShardId) {
@@ -135,7 +203,7 @@ async fn still_held(config: &Config, table: &TableName) -> Result<Expected, Exit
     let mut undecided = 0;
     for shard in (0..topology.shards).map(ShardId) {
         let filter = subject::shard_filter(&topology.prefix, shard).replace('*', &token);
-        let held = stream::sequences(&connection, &topology.stream, &filter).await.map_err(Exit::error)?;
+        let held = stream::sequences(connection, &topology.stream, &filter).await.map_err(Exit::error)?;
         for seq in held {
             match done.get(&shard) {
                 Some(done) if seq <= *done => rows.push(seq.0),
@@ -147,44 +215,126 @@ async fn still_held(config: &Config, table: &TableName) -> Result<Expected, Exit
     Ok(Expected { rows: BTreeMap::from([(created, rows)]), undecided })
 }
 
+/// What NATS knows of rebases and dead letters.
+async fn known(config: &Config, connection: &Connection) -> Result<Known, Exit> {
+    let topology = config.topology()?;
+    let ledger = Ledger::new(connection.clone(), topology.bucket.clone(), topology.stream.clone());
+    let created = stream::look(connection, &topology.stream).await.map_err(Exit::error)?.created;
+    let mut rebased = 0;
+    // A table's shard is the server's choice: the highest of all is looked through.
+    for shard in (0..topology.shards).map(ShardId) {
+        let entry = ledger.read(shard).await.map_err(Exit::error)?;
+        let Some(entry) = entry.filter(|entry| !entry.record.is_empty()) else { continue };
+        let record = Record::decode(&entry.record).map_err(Exit::error)?;
+        if record.stream_created == created {
+            rebased = rebased.max(record.rebased);
+        }
+    }
+    let letters = config.parking().dead_letters.then(|| Letters::new(connection.clone(), &topology));
+    Ok(Known { rebased: Some((created, rebased)), letters })
+}
+
 async fn compare(
     store: &Store,
     table: &TableName,
     expected: &Expected,
+    known: &Known,
     verdict: &mut Verdict,
 ) -> Result<(), Exit> {
     for (created, wanted) in &expected.rows {
-        verdict.expected += wanted.len() as u64;
-        let mut wanted = wanted.iter().copied().peekable();
-        let mut stored = store.stored(table, *created).await.map_err(Exit::error)?;
-        while let Some((seq, times)) = stored.next().await.map_err(Exit::error)? {
-            verdict.stored += times;
-            verdict.repeated += times - 1;
-            loop {
-                match wanted.peek().map(|next| next.cmp(&seq)) {
-                    Some(Ordering::Less) => {
-                        verdict.missing += 1;
-                        wanted.next();
-                    }
-                    Some(Ordering::Equal) => {
-                        wanted.next();
-                        break;
-                    }
-                    // Stored, and not among what it is compared with.
-                    Some(Ordering::Greater) | None => {
-                        verdict.unproven += 1;
-                        break;
-                    }
+        let letters = known.letters(*created, table).await?;
+        let mut judge = Judge::new(wanted, &letters, verdict);
+        let mut cursors = Vec::new();
+        for identity in known.identities(*created) {
+            let mut rows = store.stored(table, identity).await.map_err(Exit::error)?;
+            let next = rows.next().await.map_err(Exit::error)?;
+            cursors.push((rows, next));
+        }
+        // Each cursor rises: the lowest sequence of all is the next.
+        while let Some(seq) = cursors.iter().filter_map(|(_, next)| next.map(|(seq, _)| seq)).min() {
+            let mut rows = 0;
+            for (cursor, next) in &mut cursors {
+                if let Some((at, times)) = *next
+                    && at == seq
+                {
+                    rows += 1;
+                    judge.repeated(times - 1);
+                    *next = cursor.next().await.map_err(Exit::error)?;
                 }
             }
+            judge.stored(seq, rows);
         }
-        verdict.missing += wanted.count() as u64;
+        judge.end();
     }
     // Rows of other streams than those compared with.
     let all = store.count(table).await.map_err(Exit::error)?;
     verdict.unproven += all.saturating_sub(verdict.stored);
     verdict.stored = all;
     Ok(())
+}
+
+/// Compares what is stored, as it is told of it, with what should be there.
+struct Judge<'a> {
+    wanted: Peekable<std::slice::Iter<'a, u64>>,
+    letters: Peekable<std::slice::Iter<'a, u64>>,
+    verdict: &'a mut Verdict,
+}
+
+impl<'a> Judge<'a> {
+    fn new(wanted: &'a [u64], letters: &'a [u64], verdict: &'a mut Verdict) -> Self {
+        verdict.expected += wanted.len() as u64;
+        Self { wanted: wanted.iter().peekable(), letters: letters.iter().peekable(), verdict }
+    }
+
+    /// Rows that are there once too often.
+    fn repeated(&mut self, rows: u64) {
+        self.verdict.stored += rows;
+        self.verdict.repeated += rows;
+    }
+
+    /// The next sequence that is stored, as so many different rows.
+    fn stored(&mut self, seq: u64, rows: u64) {
+        self.not_stored_below(Some(seq));
+        self.verdict.stored += rows;
+        let letters = take_equal(&mut self.letters, seq);
+        let wanted = take_equal(&mut self.wanted, seq);
+        // One row is in its table or in the dead letters.
+        let both = (rows + letters).saturating_sub(wanted);
+        if letters > 0 && wanted > 0 {
+            self.verdict.repeated += both.min(letters);
+            self.verdict.dead_lettered += letters.min(wanted.saturating_sub(rows));
+        } else {
+            // Stored, and not among what it is compared with.
+            self.verdict.unproven += rows.saturating_sub(wanted);
+        }
+        self.verdict.missing += wanted.saturating_sub(rows + letters);
+    }
+
+    fn end(mut self) {
+        self.not_stored_below(None);
+    }
+
+    /// No row before `limit` is stored but those that were told.
+    fn not_stored_below(&mut self, limit: Option<u64>) {
+        while let Some(&seq) = self.wanted.next_if(|seq| limit.is_none_or(|limit| **seq < limit)) {
+            // Letters of rows that nobody asks for are none of our business.
+            while self.letters.next_if(|letter| **letter < seq).is_some() {}
+            if self.letters.next_if(|letter| **letter == seq).is_some() {
+                self.verdict.dead_lettered += 1;
+            } else {
+                self.verdict.missing += 1;
+            }
+        }
+        while self.letters.next_if(|letter| limit.is_none_or(|limit| **letter < limit)).is_some() {}
+    }
+}
+
+fn take_equal(rows: &mut Peekable<std::slice::Iter<'_, u64>>, seq: u64) -> u64 {
+    let mut times = 0;
+    while rows.next_if(|row| **row == seq).is_some() {
+        times += 1;
+    }
+    times
 }
 
 async fn order(store: &Store, table: &TableName, verdict: &mut Verdict) -> Result<(), Exit> {
@@ -194,4 +344,56 @@ async fn order(store: &Store, table: &TableName, verdict: &mut Verdict) -> Resul
         None => verdict.unproven += verdict.stored,
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `expected, stored, dead_lettered, unproven, missing, repeated`
+    fn judged(wanted: &[u64], letters: &[u64], stored: &[(u64, u64)]) -> [u64; 6] {
+        let mut verdict = Verdict::default();
+        let mut judge = Judge::new(wanted, letters, &mut verdict);
+        for (seq, rows) in stored {
+            judge.stored(*seq, *rows);
+        }
+        judge.end();
+        let Verdict { expected, stored, dead_lettered, unproven, missing, repeated, .. } = verdict;
+        [expected, stored, dead_lettered, unproven, missing, repeated]
+    }
+
+    #[test]
+    fn each_row_is_stored_or_a_dead_letter() {
+        assert_eq!(judged(&[1, 2, 3], &[2], &[(1, 1), (3, 1)]), [3, 2, 1, 0, 0, 0]);
+        assert_eq!(judged(&[1, 2, 3], &[], &[(1, 1), (3, 1)]), [3, 2, 0, 0, 1, 0]);
+        assert_eq!(judged(&[1, 2, 3], &[3, 9], &[(1, 1)]), [3, 1, 1, 0, 1, 0]);
+        assert_eq!(judged(&[], &[1, 2], &[]), [0; 6]);
+    }
+
+    #[test]
+    fn what_is_in_both_places_is_there_twice() {
+        assert_eq!(judged(&[1, 2], &[2], &[(1, 1), (2, 1)]), [2, 2, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn what_nobody_sent_is_unproven() {
+        assert_eq!(judged(&[2], &[], &[(1, 1), (2, 1), (5, 1)]), [1, 3, 0, 2, 0, 0]);
+    }
+
+    #[test]
+    fn a_sequence_used_again_is_two_rows() {
+        // Sent twice and stored under two identities; stored under one; a letter under one.
+        assert_eq!(judged(&[4, 4], &[], &[(4, 2)]), [2, 2, 0, 0, 0, 0]);
+        assert_eq!(judged(&[4, 4], &[], &[(4, 1)]), [2, 1, 0, 0, 1, 0]);
+        assert_eq!(judged(&[4, 4], &[4], &[(4, 1)]), [2, 1, 1, 0, 0, 0]);
+        assert_eq!(judged(&[4], &[], &[(4, 2)]), [1, 2, 0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn rows_are_looked_for_under_every_identity() {
+        let known = Known { rebased: Some((Timestamp(100), 2)), letters: None };
+        let of = |created| known.identities(Timestamp(created)).map(|at| at.0).collect::<Vec<_>>();
+        assert_eq!(of(100), [100, 101, 102]);
+        assert_eq!(of(50), [50]);
+    }
 }

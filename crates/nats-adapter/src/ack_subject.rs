@@ -10,6 +10,8 @@ use holdfast_core::time::Timestamp;
 /// What a row's reply subject says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckSubject<'a> {
+    /// Everything before the numbers, in the form that this server uses: where acknowledgements go.
+    pub origin: &'a str,
     /// The stream's name.
     pub stream: &'a str,
     /// The consumer's name.
@@ -39,6 +41,19 @@ fn number(token: &str) -> Option<u64> {
     })
 }
 
+/// The short form's [`AckSubject::origin`], for a consumer that has delivered nothing yet. Every server takes
+/// acknowledgements in this form, whichever it uses itself.
+#[must_use]
+pub fn short_origin(stream: &str, consumer: &str) -> String {
+    format!("$JS.ACK.{stream}.{consumer}")
+}
+
+/// Where the acknowledgement of one delivery goes. Time and pending count say nothing to the server.
+#[must_use]
+pub fn acknowledgement(origin: &str, seq: Seq, delivery: Delivery) -> String {
+    format!("{origin}.1.{seq}.{}.0.0", delivery.0)
+}
+
 impl<'a> AckSubject<'a> {
     /// Reads a reply subject; none if it is not one of a delivered row. Allocates nothing.
     #[must_use]
@@ -66,7 +81,11 @@ impl<'a> AckSubject<'a> {
         if seq == 0 {
             return None;
         }
+        // The tokens are slices of `subject`, one dot between each.
+        let origin: usize =
+            "$JS.ACK".len() + tokens[..at + 2].iter().map(|token| 1 + token.len()).sum::<usize>();
         Some(Self {
+            origin: subject.get(..origin)?,
             stream,
             consumer,
             deliveries: number(deliveries)?,
@@ -85,6 +104,7 @@ mod tests {
     use super::*;
 
     const EXPECTED: AckSubject<'static> = AckSubject {
+        origin: "$JS.ACK.INGEST.holdfast-3",
         stream: "INGEST",
         consumer: "holdfast-3",
         deliveries: 1,
@@ -96,14 +116,27 @@ mod tests {
 
     #[test]
     fn both_forms_are_read() {
-        for subject in [
-            "$JS.ACK.INGEST.holdfast-3.1.42.7.1700000000123456789.9",
-            "$JS.ACK.hub.ACCHASH.INGEST.holdfast-3.1.42.7.1700000000123456789.9",
-            "$JS.ACK._.ACCHASH.INGEST.holdfast-3.1.42.7.1700000000123456789.9.rAnDoM",
-            "$JS.ACK._.ACCHASH.INGEST.holdfast-3.1.42.7.1700000000123456789.9.rAnDoM.later.versions",
+        for (domain, rest) in [
+            ("", ""),
+            ("hub.ACCHASH.", ""),
+            ("_.ACCHASH.", ".rAnDoM"),
+            ("_.ACCHASH.", ".rAnDoM.later.versions"),
         ] {
-            assert_eq!(AckSubject::parse(subject), Some(EXPECTED), "{subject}");
+            let origin = format!("$JS.ACK.{domain}INGEST.holdfast-3");
+            let subject = format!("{origin}.1.42.7.1700000000123456789.9{rest}");
+            let expected = AckSubject { origin: &origin, ..EXPECTED };
+            assert_eq!(AckSubject::parse(&subject), Some(expected), "{subject}");
         }
+    }
+
+    #[test]
+    fn an_acknowledgement_names_its_row() {
+        for origin in ["$JS.ACK.INGEST.holdfast-3", "$JS.ACK.hub.ACCHASH.INGEST.holdfast-3"] {
+            let subject = acknowledgement(origin, Seq(42), Delivery(7));
+            let parsed = AckSubject::parse(&subject).unwrap();
+            assert_eq!((parsed.origin, parsed.seq, parsed.delivery), (origin, Seq(42), Delivery(7)));
+        }
+        assert_eq!(short_origin("INGEST", "holdfast-3"), EXPECTED.origin);
     }
 
     #[test]

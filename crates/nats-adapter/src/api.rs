@@ -5,6 +5,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use holdfast_core::row::Seq;
 use holdfast_core::time::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
 use time::OffsetDateTime;
@@ -24,6 +25,10 @@ pub(crate) fn stream_purge(stream: &str) -> String {
 
 pub(crate) fn message_get(stream: &str) -> String {
     format!("$JS.API.STREAM.MSG.GET.{stream}")
+}
+
+pub(crate) fn message_delete(stream: &str) -> String {
+    format!("$JS.API.STREAM.MSG.DELETE.{stream}")
 }
 
 pub(crate) fn consumer_info(stream: &str, consumer: &str) -> String {
@@ -103,6 +108,10 @@ pub(crate) struct ConsumerFit {
     pub(crate) deliver_subject: Option<String>,
     pub(crate) deliver_policy: String,
     pub(crate) ack_policy: String,
+    /// No bound: -1.
+    pub(crate) max_ack_pending: i64,
+    /// No bound: -1.
+    pub(crate) max_deliver: i64,
     pub(crate) filter_subject: Option<String>,
     #[serde(deserialize_with = "null_as_default")]
     pub(crate) filter_subjects: Vec<String>,
@@ -133,15 +142,36 @@ impl ConsumerInfo {
 
 /// Which stored message.
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(untagged)]
 pub(crate) enum Which<'a> {
-    Seq(u64),
-    LastBySubj(&'a str),
+    /// The one with this sequence.
+    Seq { seq: u64 },
+    /// The last under a subject, which may have wildcards.
+    Last { last_by_subj: &'a str },
+    /// The first under a subject at or above this sequence.
+    Next { seq: u64, next_by_subj: &'a str },
+}
+
+impl<'a> Which<'a> {
+    pub(crate) const fn seq(seq: Seq) -> Self {
+        Self::Seq { seq: seq.0 }
+    }
+
+    pub(crate) const fn last(subject: &'a str) -> Self {
+        Self::Last { last_by_subj: subject }
+    }
+
+    /// The first under `subject` above `above`.
+    pub(crate) const fn next(above: Seq, subject: &'a str) -> Self {
+        Self::Next { seq: above.0.saturating_add(1), next_by_subj: subject }
+    }
 }
 
 /// A stored message.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Stored {
+    #[serde(default)]
+    pub(crate) subject: String,
     pub(crate) seq: u64,
     #[serde(deserialize_with = "deserialize_timestamp")]
     pub(crate) time: Timestamp,

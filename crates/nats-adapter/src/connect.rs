@@ -4,10 +4,11 @@
 //! compare-and-set answers do not queue behind a flood of rows.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr, ServerError};
+use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr, ServerError, Subscriber};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -30,6 +31,9 @@ const RECONNECT_CAP: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts of the first connect.
 const FIRST_CONNECT_PAUSE: Duration = Duration::from_millis(200);
+
+/// The pause before a client that failed is replaced.
+const REVIVAL_PAUSE: Duration = Duration::from_millis(200);
 
 /// Who connects. Its `Debug` form shows no secret.
 #[derive(Clone, Default)]
@@ -177,16 +181,98 @@ pub struct Connection {
 
 #[derive(Debug)]
 struct Inner {
-    client: Client,
+    client: RwLock<Client>,
+    /// The client's own task has ended: nothing goes in or out until there is another client.
+    dead: AtomicBool,
     hub: Arc<Hub>,
     servers: String,
     reply_prefix: String,
-    replies: AbortHandle,
+    guard: OnceLock<AbortHandle>,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.replies.abort();
+        if let Some(guard) = self.guard.get() {
+            guard.abort();
+        }
+    }
+}
+
+impl Inner {
+    fn client(&self) -> Client {
+        // A client is put there whole, or not at all.
+        self.client.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Hands answers to their requests. That ends when the client's own task does, which no broken connection
+/// brings about but a panic: of some headers that a publisher can write the client panics. Then there is a new
+/// client, on the same terms, in its place.
+async fn guard(inner: Weak<Inner>, options: Options, hub: Arc<Hub>, mut replies: Subscriber) {
+    loop {
+        Arc::clone(&hub).answer(replies).await;
+        let Some(reply_prefix) = inner.upgrade().map(|inner| {
+            inner.dead.store(true, Ordering::Release);
+            inner.reply_prefix.clone()
+        }) else {
+            return;
+        };
+        tracing::error!("the NATS client failed; making a new one");
+        hub.disconnected();
+        replies = loop {
+            tokio::time::sleep(REVIVAL_PAUSE).await;
+            let client = match establish(&options, &hub).await {
+                Ok((client, _)) => client,
+                Err(error) => {
+                    tracing::warn!(%error, "no new NATS client yet");
+                    continue;
+                }
+            };
+            let Ok(replies) = client.subscribe(format!("{reply_prefix}.*")).await else { continue };
+            let Some(inner) = inner.upgrade() else { return };
+            *inner.client.write().unwrap_or_else(PoisonError::into_inner) = client;
+            inner.dead.store(false, Ordering::Release);
+            break replies;
+        };
+        hub.connected();
+    }
+}
+
+/// Connects, for `options.timeout` at most; the client, and the addresses without secrets.
+async fn establish(options: &Options, hub: &Arc<Hub>) -> Result<(Client, String), ConnectError> {
+    let (addresses, servers, from_url) = addresses(&options.url)?;
+    let credentials = match &options.credentials {
+        Credentials::None => from_url,
+        given => given.clone(),
+    };
+    let deadline = Instant::now() + options.timeout;
+    loop {
+        let prepared = prepare(options, &credentials, hub).await?;
+        let error = match tokio::time::timeout_at(deadline, prepared.connect(&addresses[..])).await {
+            Ok(Ok(client)) => return Ok((client, servers)),
+            Ok(Err(error)) => error,
+            Err(_) => {
+                return Err(ConnectError::Unreachable {
+                    servers,
+                    seconds: options.timeout.as_secs(),
+                    reason: "no answer".to_owned(),
+                });
+            }
+        };
+        let reason = cut(&error.to_string());
+        match error.kind() {
+            ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
+                return Err(ConnectError::Denied { servers, reason });
+            }
+            ConnectErrorKind::Tls => return Err(ConnectError::Tls { servers, reason }),
+            _ if Instant::now() + FIRST_CONNECT_PAUSE < deadline => {
+                tokio::time::sleep(FIRST_CONNECT_PAUSE).await;
+            }
+            _ => {
+                let seconds = options.timeout.as_secs();
+                return Err(ConnectError::Unreachable { servers, seconds, reason });
+            }
+        }
     }
 }
 
@@ -248,60 +334,37 @@ impl Connection {
     ///
     /// See [`ConnectError`].
     pub async fn open(options: &Options) -> Result<Self, ConnectError> {
-        let (addresses, servers, from_url) = addresses(&options.url)?;
-        let credentials = match &options.credentials {
-            Credentials::None => from_url,
-            given => given.clone(),
-        };
         let hub = Arc::new(Hub::new());
-        let deadline = Instant::now() + options.timeout;
-        let client = loop {
-            let prepared = prepare(options, &credentials, &hub).await?;
-            let error = match tokio::time::timeout_at(deadline, prepared.connect(&addresses[..])).await {
-                Ok(Ok(client)) => break client,
-                Ok(Err(error)) => error,
-                Err(_) => {
-                    return Err(ConnectError::Unreachable {
-                        servers,
-                        seconds: options.timeout.as_secs(),
-                        reason: "no answer".to_owned(),
-                    });
-                }
-            };
-            let reason = cut(&error.to_string());
-            match error.kind() {
-                ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
-                    return Err(ConnectError::Denied { servers, reason });
-                }
-                ConnectErrorKind::Tls => return Err(ConnectError::Tls { servers, reason }),
-                _ if Instant::now() + FIRST_CONNECT_PAUSE < deadline => {
-                    tokio::time::sleep(FIRST_CONNECT_PAUSE).await;
-                }
-                _ => {
-                    let seconds = options.timeout.as_secs();
-                    return Err(ConnectError::Unreachable { servers, seconds, reason });
-                }
-            }
-        };
+        let (client, servers) = establish(options, &hub).await?;
         let version = client.server_info().version;
         if version_of(&version).is_none_or(|version| version < MINIMUM_VERSION) {
             return Err(ConnectError::TooOld { servers, version: cut(&version) });
         }
         let reply_prefix = client.new_inbox();
         let replies = match client.subscribe(format!("{reply_prefix}.*")).await {
-            Ok(subscriber) => tokio::spawn(Arc::clone(&hub).answer(subscriber)).abort_handle(),
+            Ok(subscriber) => subscriber,
             Err(error) => {
                 let reason = cut(&error.to_string());
                 return Err(ConnectError::Unreachable { servers, seconds: 0, reason });
             }
         };
-        Ok(Self { inner: Arc::new(Inner { client, hub, servers, reply_prefix, replies }) })
+        let inner = Arc::new(Inner {
+            client: RwLock::new(client),
+            dead: AtomicBool::new(false),
+            hub: Arc::clone(&hub),
+            servers,
+            reply_prefix,
+            guard: OnceLock::new(),
+        });
+        let guard = tokio::spawn(guard(Arc::downgrade(&inner), options.clone(), hub, replies));
+        let _ = inner.guard.set(guard.abort_handle());
+        Ok(Self { inner })
     }
 
-    /// The client itself, for what this crate does not offer.
+    /// The client itself, for what this crate does not offer. Not to be kept: another may take its place.
     #[must_use]
-    pub fn client(&self) -> &Client {
-        &self.inner.client
+    pub fn client(&self) -> Client {
+        self.inner.client()
     }
 
     /// The configured addresses, without user and password.
@@ -313,19 +376,20 @@ impl Connection {
     /// The connected server's version.
     #[must_use]
     pub fn server_version(&self) -> String {
-        cut(&self.inner.client.server_info().version)
+        cut(&self.client().server_info().version)
     }
 
     /// The largest message the server takes, headers included, in bytes.
     #[must_use]
     pub fn max_payload(&self) -> usize {
-        self.inner.client.max_payload()
+        self.client().max_payload()
     }
 
     /// Whether there is a connection now.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.inner.client.connection_state() == async_nats::connection::State::Connected
+        !self.inner.dead.load(Ordering::Acquire)
+            && self.client().connection_state() == async_nats::connection::State::Connected
     }
 
     /// Waits until there is a connection, for `limit` at most; whether there is.

@@ -7,16 +7,18 @@
 //! The server charges each row to a pull's `max_bytes` with its subject, its **reply subject** (about 55
 //! bytes), its headers and its payload.
 //!
+//! Acknowledgements (ack policy explicit) are published to `$JS.ACK.…` without a reply subject: nothing waits
+//! for them, and one that is lost brings its row again.
+//!
 //! A limit of the client: it takes a row whose header block is malformed (no UTF-8, a line without a colon)
 //! for a broken connection. nats-server stores such rows, so a publisher that writes the protocol by hand can
-//! send one that no client of this kind gets past. It shows as [`Reply::Disrupted`] again and again at the
-//! same place.
+//! send one that no client of this kind gets past. [`Delivery::remove_unreceivable`] is the way past them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -28,18 +30,20 @@ use holdfast_core::ports::delivery::{
     Command, Inbox, InspectError, Inspection, PinId, Port, Pull, PullEnd, Reply, Rows, Sink,
 };
 use holdfast_core::ports::{Attempt, Failure, FailureClass};
-use holdfast_core::row::{Mark, Row, Seq, ShardId, TableName, Verdict};
+use holdfast_core::row::{Delivery as Number, Mark, Row, Seq, ShardId, TableName, Unfit, Verdict};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::ack_subject::AckSubject;
+use crate::ack_subject::{AckSubject, acknowledgement, short_origin};
 use crate::api::{self, ConsumerInfo, StreamInfo, Which};
 use crate::connect::Connection;
+use crate::dead_letters::DeadLetters;
 use crate::errors::{CONSUMER_NOT_FOUND, CallError, STREAM_NOT_FOUND, cut};
 use crate::pulls::{Ended, Pulls};
 use crate::request::{CALL_TIMEOUT, Listener, QUICK_TIMEOUT};
 use crate::topology::AckPolicy;
+use crate::unreceivable::Unreceivable;
 use crate::{status, subject};
 
 /// Messages taken from the subscription at once; each such chunk goes to the sink as one vector of rows.
@@ -75,6 +79,9 @@ pub struct Source {
     pub ack_policy: AckPolicy,
     /// The shortest pinned TTL that the shard can live with: three pull intervals.
     pub min_pinned_ttl: Duration,
+    /// With acks: the lowest bound on unacknowledged rows that the shard can live with, in rows; no bound at all
+    /// is better, see [`MIN_ACK_PENDING`](crate::topology::MIN_ACK_PENDING).
+    pub min_ack_pending: u64,
 }
 
 /// The delivery port on one consumer.
@@ -108,8 +115,15 @@ struct Shared {
     screen: Screen,
     /// The open pulls of each open inbox.
     pulls: Mutex<BTreeMap<u64, Pulls>>,
+    /// Where acknowledgements go, as the last delivery showed it.
+    ack_origin: Mutex<Option<Arc<str>>>,
+    /// The last row that reached the sink since the last reset; before one, the row before the next.
+    reached: Arc<AtomicU64>,
+    unreceivable: OnceLock<Arc<Unreceivable>>,
     unreadable: AtomicU64,
     unreadable_told: AtomicBool,
+    unsent_acks: AtomicU64,
+    denied_acks: AtomicU64,
 }
 
 impl std::fmt::Debug for Shared {
@@ -159,18 +173,59 @@ impl Delivery {
             sink,
             screen,
             pulls: Mutex::new(BTreeMap::new()),
+            ack_origin: Mutex::new(None),
+            reached: Arc::default(),
+            unreceivable: OnceLock::new(),
             unreadable: AtomicU64::new(0),
             unreadable_told: AtomicBool::new(false),
+            unsent_acks: AtomicU64::new(0),
+            denied_acks: AtomicU64::new(0),
         });
         let listener: Weak<dyn Listener> = Arc::downgrade(&shared) as Weak<dyn Listener>;
         connection.listen(listener);
         Self { connection, shared, inboxes: tokio::sync::Mutex::default() }
     }
 
+    /// From now on rows that the client cannot receive are kept as dead letters and taken out of the stream, over
+    /// the connection of `dead_letters`, which should be another one than the rows'. Without this such a row
+    /// breaks the connection for ever and its shard stands still.
+    pub fn remove_unreceivable(&self, dead_letters: DeadLetters) {
+        let source = &self.shared.source;
+        let unreceivable = Unreceivable {
+            connection: dead_letters.connection().clone(),
+            dead_letters,
+            stream: source.stream.clone(),
+            prefix: source.prefix.clone(),
+            shard: source.shard,
+            busy: AtomicBool::new(false),
+            removed: AtomicU64::new(0),
+        };
+        let _ = self.shared.unreceivable.set(Arc::new(unreceivable));
+    }
+
+    /// Rows that could not be received and were taken out of the stream.
+    #[must_use]
+    pub fn unreceivable(&self) -> u64 {
+        self.shared.unreceivable.get().map_or(0, |unreceivable| unreceivable.removed.load(Ordering::Relaxed))
+    }
+
     /// Messages that came to an inbox and were neither a row nor a status.
     #[must_use]
     pub fn unreadable(&self) -> u64 {
         self.shared.unreadable.load(Ordering::Relaxed)
+    }
+
+    /// Acknowledgements that were not sent for want of a connection. Their rows come again.
+    #[must_use]
+    pub fn unsent_acks(&self) -> u64 {
+        self.shared.unsent_acks.load(Ordering::Relaxed)
+    }
+
+    /// Acknowledgements that the server did not let this user publish. While it does not, the stream forgets
+    /// nothing and every row comes again after the consumer's `ack_wait`.
+    #[must_use]
+    pub fn denied_acks(&self) -> u64 {
+        self.shared.denied_acks.load(Ordering::Relaxed)
     }
 
     async fn pull(&self, pull: Pull) -> PullEnd {
@@ -196,8 +251,9 @@ impl Delivery {
                 return PullEnd::Closed;
             }
             let prefix = match inboxes.open.get(&pull.inbox.0) {
-                Some(reader) => reader.prefix.clone(),
-                None => match self.open(pull.inbox).await {
+                // Its reader ends by itself only with the client.
+                Some(reader) if !reader.task.is_finished() => reader.prefix.clone(),
+                _ => match self.open(pull.inbox).await {
                     Ok(reader) => {
                         let prefix = reader.prefix.clone();
                         inboxes.open.insert(pull.inbox.0, reader);
@@ -212,8 +268,8 @@ impl Delivery {
             given_up.into_iter().for_each(Ended::tell);
             (format!("{prefix}.{}", pull.attempt.0), end)
         };
-        let publish =
-            self.connection.client().publish_with_reply(self.shared.next_subject.clone(), reply, body.into());
+        let client = self.connection.client();
+        let publish = client.publish_with_reply(self.shared.next_subject.clone(), reply, body.into());
         tokio::select! {
             biased;
             sent = publish => if let Err(error) = sent {
@@ -241,6 +297,7 @@ impl Delivery {
             subscriber,
             pin: None,
             tables: HashMap::new(),
+            ack_origin: None,
         };
         Ok(Reader { prefix, stop, task: tokio::spawn(reading.run(stopped)) })
     }
@@ -277,10 +334,38 @@ impl Delivery {
                 "an older inbox could not be unsubscribed in time",
             ));
         }
+        self.shared.reached.store(from.0.saturating_sub(1), Ordering::Relaxed);
         let subject = api::consumer_reset(&source.stream, &source.consumer);
         let reset: Result<Done, _> =
             self.connection.call(&subject, &ResetRequest { seq: from.0 }, QUICK_TIMEOUT).await;
         reset.map(|Done {}| ()).map_err(|error| error.failure())
+    }
+
+    /// Acknowledges `rows`: one message each, none waited for. The server goes by the row alone, not by the
+    /// delivery, and takes no note of a row that it has not delivered since the last reset.
+    async fn ack(&self, rows: &[(Seq, Number)]) {
+        let shared = &self.shared;
+        let origin = shared.ack_origin();
+        let (client, connects) = (self.connection.client(), self.connection.hub().connects());
+        let mut sent = 0;
+        for &(seq, delivery) in rows {
+            // What waited in the client's queue for a reconnect would reach a server that may have lost its tail
+            // meanwhile, and then name another row.
+            if !self.connection.is_connected() || self.connection.hub().connects() != connects {
+                break;
+            }
+            let subject = acknowledgement(&origin, seq, delivery);
+            if let Err(error) = client.publish(subject, Bytes::new()).await {
+                tracing::debug!(%error, "an acknowledgement could not be sent");
+                break;
+            }
+            sent += 1;
+        }
+        let unsent = (rows.len() - sent) as u64;
+        if unsent > 0 {
+            shared.unsent_acks.fetch_add(unsent, Ordering::Relaxed);
+            tracing::debug!(consumer = %shared.source.consumer, unsent, "acknowledgements were not sent");
+        }
     }
 
     async fn unpin(&self) -> Result<(), Failure> {
@@ -291,23 +376,19 @@ impl Delivery {
         done.map(|Done {}| ()).map_err(|error| error.failure())
     }
 
-    async fn inspect(&self, floor: Seq) -> Result<Inspection, InspectError> {
+    async fn inspect(&self, row: Seq, above: Seq) -> Result<Inspection, InspectError> {
         let source = &self.shared.source;
         let failed = |error: &CallError| InspectError::Failed(error.failure());
-        let at_floor = async {
-            match floor {
-                Seq::ZERO => Ok(None),
-                Seq(seq) => api::stored(&self.connection, &source.stream, &Which::Seq(seq)).await,
-            }
-        };
         let filter = subject::shard_filter(&source.prefix, source.shard);
-        let last_by = Which::LastBySubj(&filter);
+        let stored = async |which: Which<'_>| api::stored(&self.connection, &source.stream, &which).await;
+        let asked_about = async { if row == Seq::ZERO { Ok(None) } else { stored(Which::seq(row)).await } };
         let stream_info = api::stream_info(&source.stream);
         let stream = self.connection.ask::<StreamInfo>(&stream_info, CALL_TIMEOUT);
-        // One after another: the shard's last row must not be older than the stream's, and whatever these saw
-        // and the consumer has not delivered must be pending there.
-        let (stream, at_floor) = tokio::join!(stream, at_floor);
-        let shard_last = api::stored(&self.connection, &source.stream, &last_by).await;
+        // One after another: the shard's last and next rows must not be older than the stream's, and whatever
+        // these saw and the consumer has not delivered must be pending there.
+        let (stream, asked_about) = tokio::join!(stream, asked_about);
+        let (shard_last, next) =
+            tokio::join!(stored(Which::last(&filter)), stored(Which::next(above, &filter)));
         let stream = stream.map_err(|error| {
             if error.is(STREAM_NOT_FOUND) {
                 InspectError::Gone(format!(
@@ -318,8 +399,9 @@ impl Delivery {
                 failed(&error)
             }
         })?;
-        let at_floor = at_floor.map_err(|error| failed(&error))?;
+        let asked_about = asked_about.map_err(|error| failed(&error))?;
         let shard_last = shard_last.map_err(|error| failed(&error))?;
+        let next = next.map_err(|error| failed(&error))?;
         let subject = api::consumer_info(&source.stream, &source.consumer);
         let consumer: ConsumerInfo = self.connection.ask(&subject, CALL_TIMEOUT).await.map_err(|error| {
             if error.is(CONSUMER_NOT_FOUND) || error.is(STREAM_NOT_FOUND) {
@@ -345,7 +427,8 @@ impl Delivery {
             first: Seq(stream.state.first_seq),
             last,
             shard_last: shard_last.map(|row| Seq(row.seq)),
-            floor_stored_at: at_floor.map(|row| row.time),
+            row_stored_at: asked_about.map(|row| row.time),
+            next: next.map(|row| Seq(row.seq)),
             delivered: consumer.delivered.consumer_seq,
             pending: consumer.num_pending,
             pinned,
@@ -370,6 +453,18 @@ fn unfit(source: &Source, consumer: &ConsumerInfo) -> Option<String> {
             cut(&fit.ack_policy),
             source.ack_policy.as_str()
         ));
+    }
+    if source.ack_policy == AckPolicy::Explicit {
+        // The server takes -1 for "no bound"; a bound is shown as it is, its own default of 1,000 included.
+        if u64::try_from(fit.max_ack_pending).is_ok_and(|bound| bound < source.min_ack_pending) {
+            problems.push(format!(
+                "it stops at {} rows that are not acknowledged yet (max_ack_pending), below {}",
+                fit.max_ack_pending, source.min_ack_pending
+            ));
+        }
+        if fit.max_deliver > 0 {
+            problems.push(format!("it gives a row up after {} deliveries (max_deliver)", fit.max_deliver));
+        }
     }
     if fit.deliver_policy != "all" {
         problems.push(format!("its deliver policy is {}, not all", cut(&fit.deliver_policy)));
@@ -422,9 +517,13 @@ impl Port for Delivery {
                 let outcome = self.reset(inbox, from).await;
                 Some(Reply::Reset { attempt, outcome })
             }
-            Command::Inspect { attempt, floor } => {
-                let outcome = self.inspect(floor).await;
+            Command::Inspect { attempt, row, above } => {
+                let outcome = self.inspect(row, above).await;
                 Some(Reply::Inspected { attempt, outcome })
+            }
+            Command::Ack { rows } => {
+                self.ack(&rows).await;
+                None
             }
             Command::Unpin { attempt } => {
                 let outcome = self.unpin().await;
@@ -440,15 +539,32 @@ impl Shared {
         self.pulls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn ack_origin(&self) -> Arc<str> {
+        let known = self.ack_origin.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        known.unwrap_or_else(|| short_origin(&self.source.stream, &self.source.consumer).into())
+    }
+
     fn end_inbox(&self, inbox: u64) {
         let ended = self.pulls().remove(&inbox).map(|mut pulls| pulls.end_all(&PullEnd::Closed));
         ended.into_iter().flatten().for_each(Ended::tell);
     }
 }
 
+impl Shared {
+    /// Something may stand behind `above` that cannot be received.
+    fn look_behind(&self, above: Seq) {
+        if let Some(unreceivable) = self.unreceivable.get() {
+            unreceivable.look(above, Arc::clone(&self.reached));
+        }
+    }
+}
+
 impl Listener for Shared {
     fn disrupted(&self) {
+        // Before the shard sets its position back.
+        let reached = Seq(self.reached.load(Ordering::Relaxed));
         (self.sink)(Reply::Disrupted);
+        self.look_behind(reached);
     }
 
     fn denied(&self, subject: &str) {
@@ -456,6 +572,16 @@ impl Listener for Shared {
             let end = PullEnd::Failed(crate::errors::RequestError::Denied(subject.to_owned()).failure());
             let ended: Vec<Ended> = self.pulls().values_mut().flat_map(|pulls| pulls.end_all(&end)).collect();
             ended.into_iter().for_each(Ended::tell);
+        } else if let Some(ack) = AckSubject::parse(subject)
+            && ack.stream == self.source.stream
+            && ack.consumer == self.source.consumer
+            && self.denied_acks.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            tracing::error!(
+                consumer = %self.source.consumer,
+                "the NATS user may not acknowledge rows ({}.>); the stream forgets nothing (said once)",
+                cut(ack.origin)
+            );
         }
     }
 }
@@ -476,6 +602,8 @@ struct Reading {
     /// The last pin seen, so that its name is allocated once.
     pin: Option<PinId>,
     tables: HashMap<Box<str>, (TableName, Option<Arc<str>>)>,
+    /// The last origin of acknowledgements seen, so that it is shared once.
+    ack_origin: Option<Arc<str>>,
 }
 
 impl Reading {
@@ -524,6 +652,14 @@ impl Reading {
                 continue;
             };
             let (seq, delivery, stored_at) = (ack.seq, ack.delivery, ack.stored_at);
+            let redelivered = ack.deliveries > 1;
+            if self.shared.source.ack_policy == AckPolicy::Explicit
+                && self.ack_origin.as_deref() != Some(ack.origin)
+            {
+                let origin: Arc<str> = ack.origin.into();
+                self.ack_origin = Some(Arc::clone(&origin));
+                *self.shared.ack_origin.lock().unwrap_or_else(PoisonError::into_inner) = Some(origin);
+            }
             let pin = self.pin_of(&message);
             if pin != rows_pin && !rows.is_empty() {
                 self.push(rows_pin.clone(), std::mem::take(&mut rows));
@@ -532,12 +668,13 @@ impl Reading {
             rows_pin = pin;
             let (table, bad) = self.table_of(message.subject.as_str());
             let verdict = match bad {
-                Some(why) => Verdict::Bad(why),
+                Some(why) => Verdict::Bad(Unfit::Subject(why)),
                 None => (self.shared.screen)(&table, &message.payload),
             };
             rows.push(Row {
                 seq,
                 delivery,
+                redelivered,
                 stored_at,
                 table,
                 // A copy of its own: the message's bytes are a slice of the connection's read buffer.
@@ -568,6 +705,13 @@ impl Reading {
     }
 
     fn push(&self, pin: Option<PinId>, rows: Vec<Row>) {
+        if let (Some(first), Some(last)) = (rows.first(), rows.last()) {
+            self.shared.reached.store(last.seq.0, Ordering::Relaxed);
+            if pin.is_none() {
+                // Its headers have no end, so that the server's own became a part of them.
+                self.shared.look_behind(Seq(first.seq.0.saturating_sub(1)));
+            }
+        }
         (self.shared.sink)(Reply::Rows(Rows { inbox: self.inbox, pin, rows }));
     }
 
@@ -622,7 +766,7 @@ impl Reading {
         let found = match subject::split(&source.prefix, subject) {
             Some((shard, token)) if shard == source.shard => match subject::table_of(token) {
                 Ok(table) => (table, None),
-                Err((table, error)) => (table, Some(Arc::from(error.to_string()))),
+                Err((token, error)) => (token, Some(Arc::from(error.to_string()))),
             },
             _ => (TableName::new(subject), Some(Arc::from("the subject names no table of this shard"))),
         };
@@ -679,6 +823,7 @@ mod tests {
             shard: ShardId(3),
             ack_policy: AckPolicy::None,
             min_pinned_ttl: Duration::from_secs(1),
+            min_ack_pending: 100,
         }
     }
 
@@ -721,5 +866,23 @@ mod tests {
             let why = unfit(&source(), &consumer(&config)).unwrap();
             assert!(why.contains(words), "{why}");
         }
+    }
+
+    #[test]
+    fn acks_need_room() {
+        let source = Source { ack_policy: AckPolicy::Explicit, ..source() };
+        let config = |pending: i64, deliver: i64| {
+            let mut config = fitting();
+            config["ack_policy"] = serde_json::json!("explicit");
+            config["max_ack_pending"] = serde_json::json!(pending);
+            config["max_deliver"] = serde_json::json!(deliver);
+            consumer(&config)
+        };
+        assert_eq!(unfit(&source, &config(-1, -1)), None);
+        assert_eq!(unfit(&source, &config(100, -1)), None);
+        let why = unfit(&source, &config(99, -1)).unwrap();
+        assert!(why.contains("max_ack_pending"), "{why}");
+        let why = unfit(&source, &config(-1, 5)).unwrap();
+        assert!(why.contains("after 5 deliveries"), "{why}");
     }
 }

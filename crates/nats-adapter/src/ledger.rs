@@ -65,7 +65,7 @@ impl Ledger {
     pub async fn read(&self, shard: ShardId) -> Result<Option<Entry>, Failure> {
         let subject = record_subject(&self.bucket, &self.stream, shard);
         let stream = bucket_stream(&self.bucket);
-        let stored = api::stored(&self.connection, &stream, &Which::LastBySubj(&subject)).await;
+        let stored = api::stored(&self.connection, &stream, &Which::last(&subject)).await;
         let entry = stored.and_then(|stored| {
             stored
                 .map(|stored| {

@@ -5,6 +5,8 @@
 //! | [`connect`] | a connection: credentials, TLS, the server's version, disruptions |
 //! | [`delivery`] | rows of one shard's pinned pull consumer: the delivery port |
 //! | [`ledger`] | records by compare-and-set in a key-value bucket: the ledger port |
+//! | [`dead_letters`] | rows that can never be stored, kept with the reason: the dead letters port |
+//! | [`letters`] | reading them, putting them through the stream again, dropping them |
 //! | [`retention`] | trimming written rows: the retention port |
 //! | [`topology`] | the stream, consumers and buckets that Holdfast needs: print, apply, check |
 //! | [`stream`] | the stream as it is, and the rows that it holds |
@@ -16,9 +18,12 @@
 pub mod ack_subject;
 mod api;
 pub mod connect;
+pub mod dead_letters;
 pub mod delivery;
 pub mod errors;
+mod headers;
 pub mod ledger;
+pub mod letters;
 pub mod publish;
 mod pulls;
 mod request;
@@ -27,5 +32,6 @@ pub mod status;
 pub mod stream;
 pub mod subject;
 pub mod topology;
+mod unreceivable;
 
 pub use connect::Connection;

@@ -71,7 +71,7 @@ impl Retention {
             return reused(format!("it ends at {}, and row {highest} was there", info.state.last_seq));
         }
         if witness.stored_at != Timestamp(0)
-            && let Some(row) = api::stored(&self.connection, &self.stream, &Which::Seq(witness.seq.0))
+            && let Some(row) = api::stored(&self.connection, &self.stream, &Which::seq(witness.seq))
                 .await
                 .map_err(|error| error.failure())?
             && row.time != witness.stored_at

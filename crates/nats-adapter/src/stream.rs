@@ -54,7 +54,7 @@ pub async fn look(connection: &Connection, stream: &str) -> Result<Stream, Failu
 /// The client's words.
 pub async fn sequences(connection: &Connection, stream: &str, filter: &str) -> Result<Vec<Seq>, Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::new(FailureClass::Other, cut(&error.to_string()));
-    let context = jetstream::new(connection.client().clone());
+    let context = jetstream::new(connection.client());
     let handle = context.get_stream_no_info(stream).await.map_err(|error| failed(&error))?;
     let config = pull::OrderedConfig {
         filter_subject: filter.to_owned(),

@@ -12,6 +12,7 @@ use holdfast_core::row::ShardId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::ack_subject::short_origin;
 use crate::api::{self, ConsumerInfo, StreamInfo};
 use crate::connect::Connection;
 use crate::delivery::Source;
@@ -26,13 +27,14 @@ pub const GROUP: &str = "holdfast";
 /// How long a stream remembers message ids.
 const DUPLICATE_WINDOW: Duration = Duration::from_mins(2);
 
-/// With acks: a row that is not acked for this long is delivered again. Nothing waits for it, and a repeat is
-/// dropped, so it is long.
-const ACK_WAIT: Duration = Duration::from_hours(1);
+/// With acks: rows that may be delivered and not acked yet, a shard. No bound: what a daemon holds it bounds
+/// itself, and acknowledgements that were lost count until `ack_wait` brings their rows again. With a bound a few
+/// bad moments could add up to a shard that stands still for that long.
+const MAX_ACK_PENDING: i64 = -1;
 
-/// With acks: rows that may be delivered and not acked yet, a shard. Above what a daemon holds of one shard
-/// unless configured far beyond the defaults.
-const MAX_ACK_PENDING: i64 = 1_000_000;
+/// With acks: a shard's consumer with a lower bound on unacknowledged rows is not used. Twice the rows that a
+/// daemon holds by default; whoever configures more should raise [`Source::min_ack_pending`].
+pub const MIN_ACK_PENDING: u64 = 400_000;
 
 /// Pulls that may wait at once, a shard: every member's standby pull, and leftovers of dead connections.
 const MAX_WAITING: i64 = 512;
@@ -86,12 +88,15 @@ pub struct Topology {
     pub durable: String,
     /// The key-value bucket of members and ledger.
     pub bucket: String,
-    /// The stream of the dead letters; its subjects are `<prefix>-dead.>`.
+    /// The stream of the dead letters; its subjects are `<prefix>-dead.>`. Empty: there are none.
     pub dead_letters: String,
     /// How long a pin outlives its holder's last pull.
     pub pinned_ttl: Duration,
     /// Whether rows are acked.
     pub ack_policy: AckPolicy,
+    /// With acks: a row that is not acked for this long is delivered again. Nothing waits for it, and a repeat
+    /// is dropped, so it may be long; the rows of a table that cannot be written come again each time.
+    pub ack_wait: Duration,
     /// When the stream forgets rows by itself.
     pub retention: RetentionPolicy,
     /// The stream's size limit in bytes; at it publishers are refused. None: no limit.
@@ -112,6 +117,7 @@ impl Default for Topology {
             dead_letters: "INGEST_DEAD".into(),
             pinned_ttl: Duration::from_secs(10),
             ack_policy: AckPolicy::None,
+            ack_wait: Duration::from_hours(1),
             retention: RetentionPolicy::Limits,
             max_bytes: Some(10 << 30),
             replicas: 1,
@@ -308,7 +314,7 @@ pub struct PermissionsDocument {
     pub daemon: Permissions,
     /// `holdfast publish`, and whoever else publishes rows.
     pub publisher: Permissions,
-    /// `holdfast topology apply` and `holdfast check`.
+    /// `holdfast topology apply`, `holdfast check` and `holdfast dead-letters`.
     pub operator: Permissions,
 }
 
@@ -397,7 +403,9 @@ impl Topology {
         name("stream", &self.stream)?;
         name("durable", &self.durable)?;
         name("bucket", &self.bucket)?;
-        name("dead_letters", &self.dead_letters)?;
+        if self.has_dead_letters() {
+            name("dead_letters", &self.dead_letters)?;
+        }
         let invalid =
             |field, problem: &str| Err(TopologyError::Invalid { field, problem: problem.to_owned() });
         let token = |token: &str| {
@@ -417,6 +425,10 @@ impl Topology {
         }
         if self.pinned_ttl < Duration::from_secs(1) {
             return invalid("pinned_ttl", "at least one second");
+        }
+        // The server keeps it as a signed number of nanoseconds.
+        if self.ack_wait < Duration::from_secs(1) || i64::try_from(self.ack_wait.as_nanos()).is_err() {
+            return invalid("ack_wait", "at least one second, at most 292 years");
         }
         if self.max_bytes.is_some_and(|bytes| i64::try_from(bytes).is_err() || bytes == 0) {
             return invalid("max_bytes", "a size above zero");
@@ -444,7 +456,22 @@ impl Topology {
             shard,
             ack_policy: self.ack_policy,
             min_pinned_ttl,
+            min_ack_pending: MIN_ACK_PENDING,
         }
+    }
+
+    /// Whether there is a stream for dead letters.
+    #[must_use]
+    pub fn has_dead_letters(&self) -> bool {
+        !self.dead_letters.is_empty()
+    }
+
+    /// Every stream, the bucket's included.
+    fn stream_configs(&self) -> Vec<StreamConfig> {
+        let mut configs = vec![self.stream_config()];
+        configs.extend(self.has_dead_letters().then(|| self.dead_letters_config()));
+        configs.push(self.bucket_config());
+        configs
     }
 
     /// The first part of the dead letters' subjects.
@@ -531,7 +558,7 @@ impl Topology {
             description: format!("Shard {shard} (Holdfast)"),
             deliver_policy: "all",
             ack_policy: self.ack_policy,
-            ack_wait: acks.then(|| nanos(ACK_WAIT)),
+            ack_wait: acks.then(|| nanos(self.ack_wait)),
             max_ack_pending: acks.then_some(MAX_ACK_PENDING),
             max_deliver: -1,
             filter_subject: shard_filter(&self.prefix, shard),
@@ -551,7 +578,10 @@ impl Topology {
     #[must_use]
     pub fn document(&self) -> Document {
         Document {
-            streams: vec![self.stream_config(), self.dead_letters_config()],
+            streams: [self.stream_config()]
+                .into_iter()
+                .chain(self.has_dead_letters().then(|| self.dead_letters_config()))
+                .collect(),
             consumers: self
                 .shard_ids()
                 .map(|shard| ConsumerOf { stream: self.stream.clone(), config: self.consumer_config(shard) })
@@ -572,11 +602,22 @@ impl Topology {
             api::stream_info(&bucket),
             api::message_get(&bucket),
             format!("$KV.{}.>", self.bucket),
-            api::stream_info(dead),
-            api::message_get(dead),
-            format!("{dead_prefix}.>"),
             format!("{}.*", self.member_prefix()),
         ];
+        if self.has_dead_letters() {
+            daemon.extend([api::stream_info(dead), api::message_get(dead), format!("{dead_prefix}.>")]);
+            // Rows that cannot be received are taken out of the stream once they are kept.
+            daemon.push(api::message_delete(stream));
+        }
+        // Watching the bucket: an ordered consumer, with a name or without, made anew whenever it falls behind.
+        daemon.extend([
+            format!("$JS.API.CONSUMER.CREATE.{bucket}"),
+            format!("$JS.API.CONSUMER.CREATE.{bucket}.>"),
+            format!("$JS.API.CONSUMER.INFO.{bucket}.*"),
+            format!("$JS.API.CONSUMER.DELETE.{bucket}.*"),
+            format!("$JS.FC.{bucket}.>"),
+            format!("$JS.FC.*.*.{bucket}.>"),
+        ]);
         if self.ack_policy == AckPolicy::None {
             daemon.push(api::stream_purge(stream));
         }
@@ -589,11 +630,14 @@ impl Topology {
                 api::consumer_unpin(stream, &consumer),
             ]);
             if self.ack_policy == AckPolicy::Explicit {
-                daemon.push(format!("$JS.ACK.{stream}.{consumer}.>"));
+                // Both forms of ADR-15: which one a server uses is its own affair.
+                daemon.push(format!("{}.>", short_origin(stream, &consumer)));
+                daemon.push(format!("$JS.ACK.*.*.{stream}.{consumer}.>"));
             }
         }
         let mut operator = Vec::new();
-        for name in [stream, dead, &bucket] {
+        for config in self.stream_configs() {
+            let name = &config.name;
             operator.extend([
                 api::stream_info(name),
                 format!("$JS.API.STREAM.CREATE.{name}"),
@@ -601,6 +645,14 @@ impl Topology {
             ]);
         }
         operator.push(format!("$JS.API.CONSUMER.NAMES.{stream}"));
+        if self.has_dead_letters() {
+            // Read, dropped, and put through the stream again.
+            operator.extend([
+                api::message_get(dead),
+                api::message_delete(dead),
+                format!("{}.*", self.prefix),
+            ]);
+        }
         for shard in self.shard_ids() {
             let consumer = self.consumer(shard);
             operator.push(api::consumer_info(stream, &consumer));
@@ -634,7 +686,7 @@ impl Topology {
     ) -> Result<Vec<Applied>, TopologyError> {
         self.validate()?;
         let mut done = Vec::new();
-        for config in [self.stream_config(), self.dead_letters_config(), self.bucket_config()] {
+        for config in self.stream_configs() {
             done.push(apply_stream(connection, &config, resharding).await?);
         }
         for shard in self.shard_ids() {
@@ -652,7 +704,7 @@ impl Topology {
         self.validate()?;
         let mut findings = Vec::new();
         let mut has_stream = false;
-        for config in [self.stream_config(), self.dead_letters_config(), self.bucket_config()] {
+        for config in self.stream_configs() {
             let object = stream_object(&config.name);
             match find_stream(connection, &config.name).await.map_err(|error| failed(&object, &error))? {
                 None => findings.push(missing(&object)),
@@ -759,6 +811,7 @@ const STREAM_REQUIRED: &[&str] = &[
 const CONSUMER_REQUIRED: &[&str] = &[
     "deliver_policy",
     "ack_policy",
+    "max_ack_pending",
     "max_deliver",
     "filter_subject",
     "priority_groups",
@@ -1000,7 +1053,18 @@ mod tests {
         assert_eq!(config["priority_timeout"], 10_000_000_000_u64);
         assert_eq!(config.get("max_ack_pending"), None);
         let acks = Topology { ack_policy: AckPolicy::Explicit, ..Topology::default() };
-        assert!(acks.consumer_config(ShardId(0)).max_ack_pending.is_some());
+        let config = acks.consumer_config(ShardId(0));
+        assert_eq!((config.max_ack_pending, config.ack_wait), (Some(-1), Some(3_600_000_000_000)));
+    }
+
+    #[test]
+    fn without_dead_letters_there_is_no_stream_for_them() {
+        let topology = Topology { dead_letters: String::new(), ..Topology::default() };
+        assert_eq!(topology.validate(), Ok(()));
+        let document = topology.document();
+        assert_eq!(document.streams.len(), 1);
+        let text = serde_json::to_string(&(document, topology.permissions())).unwrap();
+        assert!(!text.contains("-dead") && !text.contains("STREAM.INFO.\""), "{text}");
     }
 
     #[test]
@@ -1015,6 +1079,8 @@ mod tests {
             (Topology { retention: RetentionPolicy::WorkQueue, ..Topology::default() }, "retention"),
             (Topology { max_bytes: Some(u64::MAX), ..Topology::default() }, "max_bytes"),
             (Topology { pinned_ttl: Duration::ZERO, ..Topology::default() }, "pinned_ttl"),
+            (Topology { ack_wait: Duration::ZERO, ..Topology::default() }, "ack_wait"),
+            (Topology { ack_wait: Duration::MAX, ..Topology::default() }, "ack_wait"),
         ] {
             match topology.validate() {
                 Err(TopologyError::Invalid { field: named, .. }) => assert_eq!(named, field),
@@ -1040,12 +1106,22 @@ mod tests {
         let permissions = Topology::default().permissions();
         for subject in &permissions.daemon.publish.allow {
             assert!(!subject.contains("$JS.API.>") && subject != ">", "{subject}");
-            assert!(!subject.contains("DELETE") && !subject.contains("CREATE"), "{subject}");
+            if subject == "$JS.API.STREAM.MSG.DELETE.INGEST" {
+                continue;
+            }
+            // Consumers on the bucket are how it is watched.
+            let changes = subject.contains("DELETE") || subject.contains("CREATE");
+            assert!(
+                !changes || subject.starts_with("$JS.API.CONSUMER.") && subject.contains(".KV_HOLDFAST"),
+                "{subject}"
+            );
         }
         assert_eq!(permissions.publisher.publish.allow, ["ingest.*"]);
         let acks = Topology { ack_policy: AckPolicy::Explicit, ..Topology::default() };
         let daemon = acks.permissions().daemon.publish.allow;
-        assert!(daemon.iter().any(|subject| subject == "$JS.ACK.INGEST.holdfast-7.>"));
+        for form in ["$JS.ACK.INGEST.holdfast-7.>", "$JS.ACK.*.*.INGEST.holdfast-7.>"] {
+            assert!(daemon.iter().any(|subject| subject == form));
+        }
         assert!(!daemon.iter().any(|subject| subject.contains("PURGE")));
     }
 }

@@ -13,20 +13,26 @@ use holdfast_core::action::{Action, Actions, Event};
 use holdfast_core::batch::Limits;
 use holdfast_core::budget::Share;
 use holdfast_core::fence::Start;
+use holdfast_core::lane::ParkingPolicy;
 use holdfast_core::notice::{Notice, Report};
-use holdfast_core::ports::delivery::{Command, Inbox, InspectError, Inspection, PinId, PullEnd, Reply, Rows};
+use holdfast_core::ports::dead_letters::{self, Command::Park, ParkOutcome};
+use holdfast_core::ports::delivery::{
+    Acks, Command, Inbox, InspectError, Inspection, PinId, PullEnd, Reply, Rows,
+};
 use holdfast_core::ports::ledger::{self, WriteOutcome};
-use holdfast_core::ports::store::{self, DescribeError, Found, InsertOutcome, Level, Refusal, Target};
+use holdfast_core::ports::store::{
+    self, Class, DescribeError, Description, Found, InsertOutcome, Level, Refusal, Target,
+};
 use holdfast_core::ports::{Failure, FailureClass};
 use holdfast_core::record::{Record, Session, Writer};
-use holdfast_core::row::{Delivery, Mark, Row, Seq, ShardId, Verdict};
+use holdfast_core::row::{Delivery, Mark, Row, Seq, ShardId, Unfit, Verdict};
 use holdfast_core::shard::{Config, Shard};
 use holdfast_core::time::{Instant, Timestamp};
 
 use crate::bucket::Bucket;
 use crate::invariants::doubt::Doubts;
 use crate::invariants::intent::Intents;
-use crate::invariants::{Violation, record, violated};
+use crate::invariants::{Violation, record, trim, violated};
 use crate::jetstream::payload;
 use crate::world::table_name;
 
@@ -55,6 +61,7 @@ impl Bytes<'_> {
 
 struct Rig<'a> {
     bytes: Bytes<'a>,
+    acks: Acks,
     now: Duration,
     shard: Shard,
     bucket: Bucket,
@@ -80,6 +87,12 @@ pub struct Reached {
     pub inserts: u32,
     /// Batches that were closed.
     pub stored: u32,
+    /// Batches that were split.
+    pub split: u32,
+    /// Letters that were sent.
+    pub letters: u32,
+    /// Rows that were acknowledged.
+    pub acked: u32,
     /// Shards given up.
     pub released: u32,
 }
@@ -89,6 +102,10 @@ pub struct Reached {
 /// # Errors
 /// The rule that was broken.
 pub fn any_events(bytes: &[u8]) -> Result<Reached, Violation> {
+    let mut bytes = Bytes(bytes);
+    let acks = [Acks::None, Acks::Explicit, Acks::WorkQueue][usize::from(bytes.below(3))];
+    let kinds = bytes.below(8);
+    let parking = ParkingPolicy { dead_letters: kinds != 0, unknown_tables: kinds > 4 };
     let config = Config {
         shard: SHARD,
         stream: Arc::from("ANY"),
@@ -97,12 +114,16 @@ pub fn any_events(bytes: &[u8]) -> Result<Reached, Violation> {
         batch: Limits { max_rows: 3, max_bytes: 200, max_age: Duration::from_millis(300) },
         stale: STALE,
         patience: Duration::from_secs(10),
+        attempt_life: Duration::from_secs(6),
+        acks,
+        parking,
         start: Some(Start::First),
         max_lanes: 3,
         max_record: 1 << 16,
     };
     let mut rig = Rig {
-        bytes: Bytes(bytes),
+        bytes,
+        acks,
         now: Duration::ZERO,
         shard: Shard::new(config),
         bucket: Bucket::default(),
@@ -126,22 +147,22 @@ pub fn any_events(bytes: &[u8]) -> Result<Reached, Violation> {
 impl Rig<'_> {
     fn step(&mut self) -> Result<(), Violation> {
         self.kindly = false;
-        let event = match self.bytes.below(16) {
-            0..=5 => return self.answer_kindly(),
-            6 | 7 => return self.answer(),
-            8 => Event::Delivery(Reply::Rows(self.rows())),
-            9..=11 => {
+        let event = match self.bytes.below(20) {
+            0..=9 => return self.answer_kindly(),
+            10 | 11 => return self.answer(),
+            12 => Event::Delivery(Reply::Rows(self.rows())),
+            13..=15 => {
                 if let Some(next) = self.shard.next_wakeup() {
                     self.now = self.now.max(next.since_start());
                 }
                 Event::Wakeup
             }
-            12 => {
+            16 => {
                 self.now += Duration::from_millis(u64::from(self.bytes.next()) * 40);
                 Event::Wakeup
             }
-            13 => return self.other_writer(),
-            14 => Event::Share(Share { rows: u64::from(self.bytes.below(20)), bytes: 4_000 }),
+            17 => return self.other_writer(),
+            18 => Event::Share(Share { rows: u64::from(self.bytes.below(20)), bytes: 4_000 }),
             _ => match self.bytes.below(32) {
                 0 => Event::Stop { within: Duration::from_secs(2) },
                 1 => Event::Claim(Share { rows: 8, bytes: 4_000 }),
@@ -166,7 +187,9 @@ impl Rig<'_> {
         {
             self.inbox = pull.inbox.0;
             let rows = self.rows();
-            return self.hand(Event::Delivery(Reply::Rows(rows)));
+            let end = Reply::Ended { attempt: pull.attempt, end: PullEnd::Full };
+            self.hand(Event::Delivery(Reply::Rows(rows)))?;
+            return self.hand(Event::Delivery(end));
         }
         self.reply_to(command)
     }
@@ -183,14 +206,21 @@ impl Rig<'_> {
                     self.seq += 1 + u64::from(self.bytes.below(2));
                     self.delivery += 1;
                 }
-                let bad = self.whim(40) == 1;
+                let redelivered = self.acks != Acks::None && self.whim(12) == 1;
+                let verdict = match (self.whim(40), self.seq) {
+                    (1, _) => Verdict::Bad(Unfit::Payload("bad".into())),
+                    (_, seq) if seq % 11 == 5 => Verdict::Bad(Unfit::Payload("bad".into())),
+                    (_, seq) if seq % 17 == 7 => Verdict::Bad(Unfit::Subject("bad".into())),
+                    _ => Verdict::Good,
+                };
                 Row {
                     seq: Seq(self.seq.max(1)),
                     delivery: Delivery(self.delivery),
+                    redelivered,
                     stored_at: Timestamp(i64::try_from(self.seq).unwrap_or(0) + 1),
                     table: table_name(u32::from(self.bytes.below(3))),
                     payload: payload(self.seq, 20),
-                    verdict: if bad { Verdict::Bad("bad".into()) } else { Verdict::Good },
+                    verdict,
                 }
             })
             .collect();
@@ -270,6 +300,15 @@ impl Rig<'_> {
                 }
                 Event::Store(reply)
             }
+            Action::DeadLetter(Park { attempt, letter, .. }) => {
+                let failed = || Failure::new(FailureClass::Full, "full");
+                let outcome = match self.whim(5) {
+                    0 => ParkOutcome::Stale,
+                    1 => ParkOutcome::Failed(failed()),
+                    _ => ParkOutcome::Parked,
+                };
+                Event::DeadLetter(dead_letters::Reply::Parked { attempt, table: letter.table, outcome })
+            }
             Action::Notice(_) | Action::Report(_) => return Ok(()),
         };
         self.hand(event)
@@ -313,7 +352,7 @@ impl Rig<'_> {
                 };
                 Some(Reply::Ended { attempt: pull.attempt, end })
             }
-            Command::Close { .. } => None,
+            Command::Close { .. } | Command::Ack { .. } => None,
             Command::Reset { attempt, from, .. } => {
                 let outcome = if self.whim(6) == 0 { Err(failed()) } else { Ok(()) };
                 if outcome.is_ok() {
@@ -322,10 +361,10 @@ impl Rig<'_> {
                 }
                 Some(Reply::Reset { attempt, outcome })
             }
-            Command::Inspect { attempt, .. } => {
+            Command::Inspect { attempt, above, .. } => {
                 let outcome = match self.whim(12) {
                     0 => Err(InspectError::Failed(failed())),
-                    _ => Ok(self.inspection()),
+                    _ => Ok(self.inspection(above)),
                 };
                 Some(Reply::Inspected { attempt, outcome })
             }
@@ -336,7 +375,7 @@ impl Rig<'_> {
         }
     }
 
-    fn inspection(&mut self) -> Inspection {
+    fn inspection(&mut self, above: Seq) -> Inspection {
         let last = self.seq.max(u64::from(self.whim(60))).max(40);
         let pinned = (self.whim(10) != 1).then(|| self.pin());
         Inspection {
@@ -344,8 +383,14 @@ impl Rig<'_> {
             messages: last,
             first: Seq(1),
             last: Mark { seq: Seq(last), stored_at: Timestamp(i64::try_from(last).unwrap_or(0) + 1) },
-            shard_last: Some(Seq(last)),
-            floor_stored_at: None,
+            shard_last: match self.whim(4) {
+                0 => None,
+                1 => Some(Seq(last)),
+                _ => Some(Seq(self.seq)),
+            },
+            row_stored_at: None,
+            // The first row after a reset is one of the next two.
+            next: (self.whim(6) != 1).then(|| Seq(above.0 + 2)),
             delivered: if self.whim(3) == 0 { self.delivery + 1 } else { self.delivery },
             pending: u64::from(self.whim(3)),
             pinned,
@@ -354,11 +399,19 @@ impl Rig<'_> {
     }
 
     fn store(&mut self, command: store::Command) -> Option<store::Reply> {
-        let refusal = || Refusal { code: None, message: "no".to_owned() };
+        let classes =
+            [Class::Data, Class::Passing, Class::Table, Class::Access, Class::Unknown, Class::Doubt];
+        let class = if self.kindly { Class::Passing } else { classes[usize::from(self.bytes.below(6))] };
+        let row = (!self.kindly).then(|| u32::from(self.bytes.below(5))).filter(|row| *row < 4);
+        let refusal = || Refusal { class, code: Some(7), row, message: "no".to_owned() };
         match command {
             store::Command::Insert(insert) => {
                 let outcome = match self.whim(6) {
                     0 => InsertOutcome::Again(refusal()),
+                    // As a kind surrounding refuses a row whose number says so.
+                    _ if self.kindly && insert.rows.iter().any(|row| row.seq.0 % 13 == 0) => {
+                        InsertOutcome::Again(Refusal { class: Class::Data, row: None, ..refusal() })
+                    }
                     1 => InsertOutcome::Doubt(refusal()),
                     2 => InsertOutcome::Stale,
                     _ => InsertOutcome::Stored,
@@ -375,15 +428,33 @@ impl Rig<'_> {
                 };
                 Some(store::Reply::ReadBack { attempt, table, outcome })
             }
-            store::Command::Describe { attempt, table, .. } => {
+            store::Command::Describe { attempt, table, holds, .. } => {
                 let level = if self.whim(4) == 0 { Level::Deduplicated } else { Level::ExactlyOnce };
                 let outcome = match self.whim(5) {
                     0 => Err(DescribeError::Missing(refusal())),
-                    _ => Ok(Target { database: "db".into(), table: table.as_str().into(), level }),
+                    1 => Err(DescribeError::Failed(refusal())),
+                    _ => {
+                        let target = Target { database: "db".into(), table: table.as_str().into(), level };
+                        let ahead = holds.filter(|_| self.whim(4) == 1);
+                        Ok(Description { target, holds: ahead.map(|holds| Seq(holds.above.0 + 3)) })
+                    }
                 };
                 Some(store::Reply::Described { attempt, table, outcome })
             }
             store::Command::Abort { .. } => None,
+        }
+    }
+
+    /// Whatever is acknowledged is done, as the stored record says, whichever table it is of.
+    fn acked(&mut self, rows: &[(Seq, Delivery)]) -> Result<(), Violation> {
+        let Some(record) = self.intents.current(SHARD) else {
+            return violated(trim::ACK, "without a record");
+        };
+        let done = record.lanes.values().map(|lane| lane.done).max().unwrap_or_default().max(record.floor);
+        self.reached.acked += u32::try_from(rows.len()).unwrap_or(u32::MAX);
+        match rows.iter().find(|(seq, _)| *seq > done) {
+            Some((seq, _)) => violated(trim::ACK, format!("row {seq} was acknowledged, {done} is done")),
+            None => Ok(()),
         }
     }
 
@@ -401,6 +472,15 @@ impl Rig<'_> {
                     self.doubts.sends(insert)?;
                     self.reached.inserts += 1;
                 }
+                Action::Store(store::Command::ReadBack { table, .. }) => self.doubts.asks(table),
+                Action::DeadLetter(Park { letter, .. }) => {
+                    self.intents.posted(self.now, OURS, letter, STALE)?;
+                    self.reached.letters += 1;
+                }
+                Action::Delivery(Command::Ack { rows }) => {
+                    self.acked(rows)?;
+                }
+                Action::Notice(Notice::Split { .. }) => self.reached.split += 1,
                 Action::Store(store::Command::Abort { .. }) => self.doubts = Doubts::default(),
                 Action::Delivery(Command::Reset { from, .. }) => {
                     let floor = self.intents.current(SHARD).map_or(Seq::ZERO, |record| record.floor);
@@ -415,7 +495,7 @@ impl Rig<'_> {
                 Action::Report(Report::Released { .. }) => self.reached.released += 1,
                 _ => {}
             }
-            if matches!(action, Action::Delivery(_) | Action::Ledger(_) | Action::Store(_)) {
+            if !matches!(action, Action::Notice(_) | Action::Report(_)) {
                 self.open.push_back(action.clone());
                 self.commands.push_back(action);
                 for queue in [&mut self.commands, &mut self.open] {

@@ -15,6 +15,8 @@ use holdfast_core::row::ShardId;
 pub struct Bucket {
     revision: u64,
     records: BTreeMap<ShardId, Entry>,
+    /// Every record that was ever stored.
+    log: Vec<(Revision, ShardId, Bytes)>,
 }
 
 impl Bucket {
@@ -37,8 +39,30 @@ impl Bucket {
         }
         self.revision += 1;
         let revision = Revision(self.revision);
+        self.log.push((revision, shard, record.clone()));
         self.records.insert(shard, Entry { revision, record: record.clone() });
         WriteOutcome::Stored(revision)
+    }
+
+    /// Somebody restores it as it was at a revision; 0: nothing of it is left. Revisions rise on: what is still on
+    /// its way to the old bucket conflicts.
+    pub fn restore(&mut self, to: Revision) {
+        self.records.clear();
+        let kept: BTreeMap<ShardId, Bytes> = self
+            .log
+            .iter()
+            .filter(|(revision, ..)| *revision <= to)
+            .map(|(_, shard, record)| (*shard, record.clone()))
+            .collect();
+        for (shard, record) in kept {
+            let _ = self.write(shard, Revision(0), &record);
+        }
+    }
+
+    /// The last revision that was given out.
+    #[must_use]
+    pub const fn last(&self) -> Revision {
+        Revision(self.revision)
     }
 
     /// What is stored of a shard.
@@ -53,6 +77,22 @@ mod tests {
     use holdfast_core::ports::Attempt;
 
     use super::*;
+
+    #[test]
+    fn a_restored_bucket_is_as_it_was() {
+        let mut bucket = Bucket::default();
+        let mut write = |shard: u32, expected, record| {
+            bucket.write(ShardId(shard), Revision(expected), &Bytes::from_static(record));
+        };
+        write(0, 0, b"a");
+        write(1, 0, b"b");
+        write(0, 1, b"c");
+        bucket.restore(Revision(2));
+        assert_eq!(bucket.entry(ShardId(0)).map(|entry| &entry.record[..]), Some(&b"a"[..]));
+        assert_eq!(bucket.entry(ShardId(1)).map(|entry| &entry.record[..]), Some(&b"b"[..]));
+        bucket.restore(Revision(0));
+        assert!(bucket.entry(ShardId(0)).is_none());
+    }
 
     #[test]
     fn a_write_needs_the_revision_that_is_stored() {

@@ -80,6 +80,10 @@ pub struct Report {
     pub events: u64,
     /// Faults that were planned and happened, those in passing not counted.
     pub faults: u64,
+    /// Inserts that reached the store.
+    pub inserts: u64,
+    /// Dead letters that were kept.
+    pub letters: u64,
     /// What was met, and how often.
     pub marks: std::collections::BTreeMap<&'static str, u64>,
     /// What was never met.
@@ -113,6 +117,8 @@ struct Sum {
     simulated: std::time::Duration,
     events: u64,
     faults: u64,
+    inserts: u64,
+    letters: u64,
     marks: Marks,
     violations: Vec<Failing>,
     hashes: Vec<(u64, u64)>,
@@ -141,6 +147,8 @@ pub fn campaign(options: &Options, progress: &(dyn Fn(u64) + Sync)) -> Report {
                     sum.simulated += outcome.simulated;
                     sum.events += outcome.events;
                     sum.faults += outcome.faults;
+                    sum.inserts += outcome.inserts;
+                    sum.letters += outcome.letters;
                     sum.marks.add(&outcome.marks);
                     sum.hashes.push((seed, outcome.hash));
                     if let Some(Violation { invariant, how }) = violation {
@@ -176,6 +184,8 @@ pub fn campaign(options: &Options, progress: &(dyn Fn(u64) + Sync)) -> Report {
         wall_seconds: began.elapsed().as_secs_f64(),
         events: sum.events,
         faults: sum.faults,
+        inserts: sum.inserts,
+        letters: sum.letters,
         marks: Mark::ALL.iter().map(|mark| (mark.key(), sum.marks.count(*mark))).collect(),
         marks_missed: sum.marks.missed().into_iter().map(Mark::key).collect(),
         violations: sum.violations,

@@ -10,6 +10,8 @@
 //! - The deduplication log is written before the part is committed: a server killed in between has *burned*
 //!   the token. Every retry is answered with success and stores nothing.
 //! - An insert whose client has gone still completes. So does one that its client gave up waiting for.
+//! - A row that does not fit the table refuses its whole block when it is parsed, that is, on its arrival. Whether a
+//!   row fits can change: somebody alters the table. So does a block with more partitions than the table allows.
 //!
 //! One assumption stands in for arithmetic: whoever set the window made it outlast the horizon (protocol.md).
 //! So a token is forgotten when enough parts came since, but never within the horizon of the first part of
@@ -19,8 +21,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_core::ports::Attempt;
 use holdfast_core::ports::store::{
-    Command, DescribeError, Found, Insert, InsertOutcome, Level, Refusal, Reply, Target, Token,
+    Class, Command, DescribeError, Description, Found, Insert, InsertOutcome, Level, Refusal, Reply, Target,
+    Token,
 };
 use holdfast_core::row::{Row, Seq, ShardId, TableName};
 use holdfast_core::time::Timestamp;
@@ -38,8 +42,28 @@ pub struct TableSpec {
     pub partitions: u64,
     /// Parts whose tokens are remembered, once they are older than the horizon.
     pub window: usize,
+    /// A block of more partitions than this is refused; 0: none is.
+    pub max_partitions: usize,
     /// It is created then.
     pub exists_from: Duration,
+}
+
+/// A row that its table refuses, within a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfit {
+    /// From then on.
+    pub from: Duration,
+    /// Until then.
+    pub until: Duration,
+}
+
+/// Why a block cannot become rows of its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// This row of those sent, counted from 0.
+    Row(usize),
+    /// It has too many partitions.
+    Partitions,
 }
 
 /// What becomes of an insert that the server received.
@@ -164,6 +188,8 @@ impl Table {
 #[derive(Clone, Debug)]
 pub struct ClickHouse {
     tables: BTreeMap<TableName, Table>,
+    /// Rows by number that do not fit their table, and when.
+    unfit: BTreeMap<u64, Vec<Unfit>>,
     horizon: Duration,
     running: Vec<Running>,
     replies: Vec<(Client, Insert, InsertOutcome)>,
@@ -181,11 +207,41 @@ impl ClickHouse {
         };
         Self {
             tables: tables.into_iter().map(table).collect(),
+            unfit: BTreeMap::new(),
             horizon,
             running: Vec::new(),
             replies: Vec::new(),
             parts: Vec::new(),
         }
+    }
+
+    /// The row of this number does not fit its table within that time.
+    pub fn refuse(&mut self, number: u64, unfit: Unfit) {
+        self.unfit.entry(number).or_default().push(unfit);
+    }
+
+    /// Whether the row of this number did not fit its table at any time between these two.
+    #[must_use]
+    pub fn was_unfit(&self, number: u64, from: Duration, until: Duration) -> bool {
+        let times = self.unfit.get(&number).map_or(&[][..], Vec::as_slice);
+        times.iter().any(|unfit| unfit.from <= until && from < unfit.until)
+    }
+
+    /// When a table comes to exist.
+    #[must_use]
+    pub fn exists_from(&self, table: &TableName) -> Option<Duration> {
+        self.tables.get(table).map(|table| table.spec.exists_from)
+    }
+
+    /// What a look at a block, on its arrival, finds that does not fit.
+    #[must_use]
+    pub fn misfit(&self, now: Duration, insert: &Insert) -> Option<Misfit> {
+        let bad = |row: &Row| self.was_unfit(number_of(&row.payload), now, now);
+        if let Some(at) = insert.rows.iter().position(bad) {
+            return Some(Misfit::Row(at));
+        }
+        let most = self.tables.get(&insert.table)?.spec.max_partitions;
+        (most > 0 && self.parts_of(insert) > most).then_some(Misfit::Partitions)
     }
 
     /// How many parts an insert is split into.
@@ -207,8 +263,7 @@ impl ClickHouse {
     pub fn insert(&mut self, now: Duration, from: Client, insert: Insert, fate: Fate, rotated: usize) {
         let exists = self.tables.get(&insert.table).is_some_and(|table| table.spec.exists_from <= now);
         if !exists {
-            let refusal = Refusal { code: Some(60), message: "the table does not exist".to_owned() };
-            self.replies.push((from, insert, InsertOutcome::Again(refusal)));
+            self.replies.push((from, insert, InsertOutcome::Again(missing())));
             return;
         }
         let after = match &fate {
@@ -231,21 +286,22 @@ impl ClickHouse {
                     Some(table) if table.spec.exists_from <= now => {
                         Ok(table.read_back(*created, *first, *last))
                     }
-                    _ => Err(Refusal { code: Some(60), message: "the table does not exist".to_owned() }),
+                    _ => Err(missing()),
                 };
                 Some(Reply::ReadBack { attempt: *attempt, table: table.clone(), outcome })
             }
-            Command::Describe { attempt, table, .. } => {
+            Command::Describe { attempt, table, holds, .. } => {
                 let outcome = match self.tables.get(table) {
-                    Some(known) if known.spec.exists_from <= now => Ok(Target {
-                        database: "db".into(),
-                        table: Arc::from(table.as_str()),
-                        level: known.spec.level,
-                    }),
-                    _ => Err(DescribeError::Missing(Refusal {
-                        code: Some(60),
-                        message: "the table does not exist".to_owned(),
-                    })),
+                    Some(known) if known.spec.exists_from <= now => {
+                        let level = known.spec.level;
+                        let target =
+                            Target { database: "db".into(), table: Arc::from(table.as_str()), level };
+                        let holds = holds
+                            .filter(|_| level.can_read_back())
+                            .and_then(|holds| known.holds(holds.created, holds.above));
+                        Ok(Description { target, holds })
+                    }
+                    _ => Err(DescribeError::Missing(missing())),
                 };
                 Some(Reply::Described { attempt: *attempt, table: table.clone(), outcome })
             }
@@ -255,6 +311,19 @@ impl ClickHouse {
     /// The inserts that run, in the order of their arrival.
     pub fn running(&self) -> impl Iterator<Item = &Insert> {
         self.running.iter().map(|running| &running.insert)
+    }
+
+    /// The server fails at one insert after `landed` more parts. Says which rows were left.
+    pub fn fail_at(&mut self, now: Duration, shard: ShardId, attempt: Attempt, landed: usize) -> Vec<Row> {
+        let asked = |running: &Running| (running.insert.shard, running.insert.attempt) == (shard, attempt);
+        let Some(at) = self.running.iter().position(asked) else { return Vec::new() };
+        let mut running = self.running.remove(at);
+        for _ in 0..landed {
+            self.commit_next(now, &mut running);
+        }
+        let left = running.parts.iter().flat_map(|(_, rows)| rows.clone()).collect();
+        self.fail(running.from, running.insert);
+        left
     }
 
     /// What runs for a shard takes as long as it may: until `life` after its arrival.
@@ -276,7 +345,12 @@ impl ClickHouse {
     }
 
     fn fail(&mut self, from: Client, insert: Insert) {
-        let refusal = Refusal { code: None, message: "the connection broke".to_owned() };
+        let refusal = Refusal {
+            class: Class::Doubt,
+            code: None,
+            row: None,
+            message: "the connection broke".to_owned(),
+        };
         self.replies.push((from, insert, InsertOutcome::Doubt(refusal)));
     }
 
@@ -366,7 +440,17 @@ impl ClickHouse {
     }
 }
 
+fn missing() -> Refusal {
+    Refusal { class: Class::Table, code: Some(60), row: None, message: "the table does not exist".to_owned() }
+}
+
 impl Table {
+    /// The highest row of a stream above a place.
+    fn holds(&self, created: Timestamp, above: Seq) -> Option<Seq> {
+        let rows = self.rows.range((created, above.next())..=(created, Seq(u64::MAX)));
+        rows.last().map(|((_, seq), _)| *seq)
+    }
+
     fn read_back(&self, created: Timestamp, first: Seq, last: Seq) -> Found {
         let mut found = Found::default();
         if first > last {
@@ -384,7 +468,6 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_core::ports::Attempt;
     use holdfast_core::row::{Delivery, Verdict};
     use holdfast_core::time::Instant;
 
@@ -396,8 +479,14 @@ mod tests {
 
     fn store(partitions: u64, window: usize) -> ClickHouse {
         let name = TableName::new("t");
-        let spec =
-            TableSpec { name, level: Level::ExactlyOnce, partitions, window, exists_from: Duration::ZERO };
+        let spec = TableSpec {
+            name,
+            level: Level::ExactlyOnce,
+            partitions,
+            window,
+            max_partitions: 0,
+            exists_from: Duration::ZERO,
+        };
         ClickHouse::new([spec], Duration::ZERO)
     }
 
@@ -406,6 +495,7 @@ mod tests {
             .map(|seq| Row {
                 seq: Seq(seq),
                 delivery: Delivery(0),
+                redelivered: false,
                 stored_at: Timestamp(0),
                 table: TableName::new("t"),
                 payload: payload(seq, 8),
@@ -509,6 +599,37 @@ mod tests {
         store.insert(Duration::from_secs(30), ME, insert("a", 1..=2), lands(), 0);
         run(&mut store, 30, 32);
         assert!(store.take_parts().iter().all(|part| part.outcome == PartOutcome::Repeated));
+    }
+
+    #[test]
+    fn a_row_refuses_its_block_while_it_does_not_fit() {
+        let mut store = store(2, 10);
+        store.refuse(3, Unfit { from: Duration::from_secs(5), until: Duration::from_secs(9) });
+        let at = Duration::from_secs;
+        assert_eq!(store.misfit(at(4), &insert("a", 1..=4)), None);
+        assert_eq!(store.misfit(at(5), &insert("a", 1..=4)), Some(Misfit::Row(2)));
+        assert_eq!(store.misfit(at(9), &insert("a", 1..=4)), None);
+        assert!(store.was_unfit(3, at(0), at(7)) && store.was_unfit(3, at(8), at(20)));
+        assert!(!store.was_unfit(3, at(0), at(4)) && !store.was_unfit(3, at(9), at(20)));
+    }
+
+    #[test]
+    fn a_description_tells_the_highest_row_of_a_stream_above_a_place() {
+        let mut store = store(1, 10);
+        store.insert(Duration::ZERO, ME, insert("a", 1..=4), lands(), 0);
+        run(&mut store, 0, 0);
+        let holds = |created, above| {
+            let holds = Some(holdfast_core::ports::store::HoldsAbove { created, above: Seq(above) });
+            let (attempt, shard, table) = (Attempt(1), ShardId(0), TableName::new("t"));
+            let ask = Command::Describe { attempt, shard, table, holds };
+            match store.answer(Duration::MAX, &ask) {
+                Some(Reply::Described { outcome: Ok(description), .. }) => description.holds,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(holds(STREAM, 2), Some(Seq(4)));
+        assert_eq!(holds(STREAM, 4), None);
+        assert_eq!(holds(Timestamp(6), 0), None);
     }
 
     #[test]

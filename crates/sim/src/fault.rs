@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use holdfast_core::ports::store::Class;
+
 use crate::chance::Chance;
 
 /// How the way between a process and the stream's server is disturbed.
@@ -62,6 +64,14 @@ pub(crate) enum Fault {
     ConsumerDeleted { shard: u32, lasting: Duration },
     /// The stream is deleted and made again.
     StreamAnew,
+    /// The same, just when a reset of a shard's owner has gone astray: it arrives behind the first one of the new
+    /// stream.
+    StreamAnewAstray { shard: u32 },
+    /// The ledger is restored as it was so long ago, by somebody who has stopped every process and waited until
+    /// nothing was under way.
+    LedgerOlder { back: Duration },
+    /// The same, and nothing of it is left.
+    LedgerLost,
     /// Rows are removed from the stream, written or not: of a shard, as many as this from where the consumer
     /// stands back.
     Purged { shard: u32, rows: usize },
@@ -71,6 +81,18 @@ pub(crate) enum Fault {
     StoreSlow { lasting: Duration },
     /// The store refuses inserts.
     StoreRefuses { lasting: Duration },
+    /// Somebody rotated the password, broke a table, or put a proxy with answers of its own in between.
+    StoreDenies { class: Class, lasting: Duration },
+    /// An insert is on its way for long and its answer lost; meanwhile a row of it ceases to fit its table.
+    AlteredUnderWay { shard: u32 },
+    /// An insert leaves some of its parts; then a row of the others ceases to fit its table.
+    AlteredHalfway { shard: u32 },
+    /// The dead letters take no more.
+    LettersFull { lasting: Duration },
+    /// Nobody keeps dead letters.
+    LettersMissing { lasting: Duration },
+    /// No acknowledgement arrives.
+    AcksLost { lasting: Duration },
 }
 
 impl fmt::Display for Fault {
@@ -122,6 +144,14 @@ pub(crate) struct Rates {
     pub(crate) question_failed: u32,
     /// The ledger refuses a write for the moment.
     pub(crate) write_refused: u32,
+    /// A letter waits long for its turn.
+    pub(crate) letter_queued: u32,
+    /// A letter is not kept, and that is said.
+    pub(crate) letter_refused: u32,
+    /// Acknowledgements are lost.
+    pub(crate) ack_lost: u32,
+    /// Acknowledgements come late.
+    pub(crate) ack_late: u32,
 }
 
 impl Rates {
@@ -151,6 +181,10 @@ impl Rates {
             insert_burned: rate(80),
             question_failed: rate(100),
             write_refused: rate(40),
+            letter_queued: rate(150),
+            letter_refused: rate(200),
+            ack_lost: rate(100),
+            ack_late: rate(100),
         }
     }
 
@@ -177,6 +211,10 @@ impl Rates {
             insert_burned,
             question_failed,
             write_refused,
+            letter_queued,
+            letter_refused,
+            ack_lost,
+            ack_late,
         } = self;
         vec![
             request_lost,
@@ -199,6 +237,10 @@ impl Rates {
             insert_burned,
             question_failed,
             write_refused,
+            letter_queued,
+            letter_refused,
+            ack_lost,
+            ack_late,
         ]
     }
 }

@@ -1,6 +1,7 @@
 //! A model of one JetStream stream and of its pinned consumers, one a shard.
 //!
-//! It keeps to what was seen on nats-server 2.15 with `ack_policy: none` and limits retention:
+//! It keeps to what was seen on nats-server 2.15 with `ack_policy: none` and limits retention, and with `explicit` on
+//! limits and work-queue retention:
 //!
 //! - A pull without a pin id is served when nobody is pinned, and takes the pin **with its first row**; while
 //!   another client is pinned it waits (that is a standby). An empty shard has no pin.
@@ -13,6 +14,10 @@
 //! - Unpin names no pin: it takes it from whoever has it.
 //! - A consumer's new leader has no pin, tells the waiting pulls so, and may have forgotten the last
 //!   deliveries. A restarted server has no pin either, and tells the pulls nothing.
+//! - With acknowledgements a row that is not acknowledged within `ack_wait` is delivered again, before new ones and
+//!   with the next number; at `max_ack_pending` only such rows are. An acknowledgement counts for the row, whichever
+//!   delivery it names, if the row waits for one; else it is ignored. On work-queue retention it removes the row. A
+//!   reset forgets what waited for acknowledgements.
 //!
 //! Whoever owns the model carries messages to and fro; how late, and whether at all, is not its business.
 
@@ -21,7 +26,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_core::ports::delivery::{
-    Command, Inbox, InspectError, Inspection, PinId, Pull, PullEnd, Reply, Rows,
+    Acks, Command, Inbox, InspectError, Inspection, PinId, Pull, PullEnd, Reply, Rows,
 };
 use holdfast_core::ports::retention;
 use holdfast_core::ports::{Attempt, Failure, FailureClass};
@@ -131,8 +136,12 @@ struct Consumer {
     leaderless_until: Duration,
     /// The next row to deliver is the first at or above this sequence.
     position: u64,
-    /// Sequences delivered since the last reset.
+    /// Sequences delivered since the last reset, those delivered again included.
     delivered: Vec<u64>,
+    /// Rows that wait to be acknowledged, and until when; none: they wait to be delivered again.
+    unacked: BTreeMap<u64, Option<Duration>>,
+    /// Rows to be delivered again, in turn.
+    again: VecDeque<u64>,
     /// The shard's rows that are still in the stream.
     rows: VecDeque<u64>,
     pin: Option<Pin>,
@@ -146,6 +155,8 @@ impl Consumer {
             leaderless_until: Duration::ZERO,
             position: 1,
             delivered: Vec::new(),
+            unacked: BTreeMap::new(),
+            again: VecDeque::new(),
             rows: VecDeque::new(),
             pin: None,
             waiting: VecDeque::new(),
@@ -163,6 +174,53 @@ impl Consumer {
     fn next(&self) -> Option<u64> {
         self.rows.get(self.rows.partition_point(|seq| *seq < self.position)).copied()
     }
+
+    /// The next row to deliver, and whether it was delivered before.
+    fn next_due(&self, max_unacked: usize) -> Option<(u64, bool)> {
+        if let Some(seq) = self.again.front() {
+            return Some((*seq, true));
+        }
+        self.next().filter(|_| self.unacked.len() < max_unacked).map(|seq| (seq, false))
+    }
+
+    /// The last `forgotten` deliveries were never written down.
+    fn forget(&mut self, forgotten: usize) {
+        let keep = self.delivered.len().saturating_sub(forgotten);
+        let lost = self.delivered.split_off(keep);
+        for seq in lost {
+            if !self.delivered.contains(&seq) {
+                self.position = self.position.min(seq);
+                self.unacked.remove(&seq);
+                self.again.retain(|again| *again != seq);
+            }
+        }
+    }
+
+    /// The row is not in the stream any more.
+    fn remove(&mut self, seq: u64) {
+        if let Ok(at) = self.rows.binary_search(&seq) {
+            self.rows.remove(at);
+        }
+        if self.unacked.remove(&seq).is_some() {
+            self.again.retain(|again| *again != seq);
+        }
+    }
+}
+
+/// Whether rows are acknowledged, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AckPolicy {
+    /// Whether, and what it does.
+    pub acks: Acks,
+    /// A row that is not acknowledged after so long is delivered again.
+    pub wait: Duration,
+    /// So many rows may wait to be acknowledged.
+    pub max_pending: usize,
+}
+
+impl AckPolicy {
+    /// No acknowledgements.
+    pub const NONE: Self = Self { acks: Acks::None, wait: Duration::MAX, max_pending: usize::MAX };
 }
 
 /// The stream and its consumers.
@@ -175,6 +233,7 @@ pub struct JetStream {
     /// Each client's newest closed inbox by shard: what it still listens to.
     clients: BTreeMap<Client, Vec<Inbox>>,
     pinned_ttl: Duration,
+    policy: AckPolicy,
     pins: u64,
     outgoing: Vec<Outgoing>,
     changes: Vec<PinChange>,
@@ -186,7 +245,7 @@ impl JetStream {
 
     /// An empty stream, made at `created`, with a consumer for each of `shards`.
     #[must_use]
-    pub fn new(created: Timestamp, shards: u32, pinned_ttl: Duration) -> Self {
+    pub fn new(created: Timestamp, shards: u32, pinned_ttl: Duration, policy: AckPolicy) -> Self {
         Self {
             created,
             rows: BTreeMap::new(),
@@ -194,6 +253,7 @@ impl JetStream {
             consumers: (0..shards).map(|_| Consumer::new()).collect(),
             clients: BTreeMap::new(),
             pinned_ttl,
+            policy,
             pins: 0,
             outgoing: Vec::new(),
             changes: Vec::new(),
@@ -229,6 +289,12 @@ impl JetStream {
     #[must_use]
     pub fn holder(&self, shard: ShardId) -> Option<(Client, &PinId)> {
         self.consumers[index(shard.0)].pin.as_ref().map(|pin| (pin.holder, &pin.id))
+    }
+
+    /// Whether a row is in the stream.
+    #[must_use]
+    pub fn has(&self, seq: Seq) -> bool {
+        self.rows.contains_key(&seq.0)
     }
 
     /// The row that a shard's consumer delivers next.
@@ -268,9 +334,16 @@ impl JetStream {
                 self.close(now, from, shard, Inbox(inbox.0.saturating_sub(1)));
                 self.reset(now, shard, seq).then_some(Reply::Reset { attempt, outcome: Ok(()) })
             }
-            Command::Inspect { attempt, floor } => {
+            Command::Ack { rows } => {
+                for (seq, _) in rows {
+                    self.ack(shard, seq);
+                }
+                self.pump(now, index(shard.0));
+                None
+            }
+            Command::Inspect { attempt, row, above } => {
                 let mut seen = self.look_at_stream();
-                self.look_at_rows(shard, floor, &mut seen);
+                self.look_at_rows(shard, row, above, &mut seen);
                 let outcome = self.look_at_consumer(now, shard, seen);
                 Some(Reply::Inspected { attempt, outcome })
             }
@@ -325,8 +398,28 @@ impl JetStream {
         }
         consumer.position = from.0;
         consumer.delivered.clear();
+        consumer.unacked.clear();
+        consumer.again.clear();
         self.pump(now, index(shard.0));
         true
+    }
+
+    /// An acknowledgement of a row: whether one was waited for.
+    pub fn ack(&mut self, shard: ShardId, seq: Seq) -> bool {
+        let consumer = &mut self.consumers[index(shard.0)];
+        if consumer.unacked.remove(&seq.0).is_none() {
+            return false;
+        }
+        consumer.again.retain(|again| *again != seq.0);
+        if self.policy.acks == Acks::WorkQueue {
+            self.remove(&[seq]);
+        }
+        true
+    }
+
+    /// Rows of a shard that wait to be acknowledged.
+    pub fn unacked(&self, shard: ShardId) -> impl Iterator<Item = Seq> + '_ {
+        self.consumers[index(shard.0)].unacked.keys().map(|seq| Seq(*seq))
     }
 
     /// Takes the pin from whoever holds it.
@@ -352,7 +445,8 @@ impl JetStream {
             first: self.rows.keys().next().map_or(self.last.seq.next(), |seq| Seq(*seq)),
             last: self.last,
             shard_last: None,
-            floor_stored_at: None,
+            row_stored_at: None,
+            next: None,
             delivered: 0,
             pending: 0,
             pinned: None,
@@ -360,11 +454,13 @@ impl JetStream {
         }
     }
 
-    /// The second part: two rows of it. They are asked for beside the stream's state and may be older or
+    /// The second part: three rows of it. They are asked for beside the stream's state and may be older or
     /// newer than it.
-    pub fn look_at_rows(&self, shard: ShardId, floor: Seq, seen: &mut Inspection) {
-        seen.shard_last = self.consumers[index(shard.0)].rows.back().map(|seq| Seq(*seq));
-        seen.floor_stored_at = self.rows.get(&floor.0).map(|row| row.stored_at);
+    pub fn look_at_rows(&self, shard: ShardId, row: Seq, above: Seq, seen: &mut Inspection) {
+        let rows = &self.consumers[index(shard.0)].rows;
+        seen.shard_last = rows.back().map(|seq| Seq(*seq));
+        seen.row_stored_at = self.rows.get(&row.0).map(|row| row.stored_at);
+        seen.next = rows.get(rows.partition_point(|seq| *seq <= above.0)).map(|seq| Seq(*seq));
     }
 
     /// The last part: the consumer.
@@ -398,7 +494,9 @@ impl JetStream {
             (Err(Failure::new(FailureClass::Missing, "the stream was made anew")), Vec::new())
         } else if self.last.seq < below.max(witness.seq) {
             (Err(Failure::new(FailureClass::Other, "the stream ends before that")), Vec::new())
-        } else if self.rows.get(&witness.seq.0).is_some_and(|row| row.stored_at != witness.stored_at) {
+        } else if witness.stored_at != Timestamp(0)
+            && self.rows.get(&witness.seq.0).is_some_and(|row| row.stored_at != witness.stored_at)
+        {
             (Err(Failure::new(FailureClass::Other, "the stream has another row there")), Vec::new())
         } else {
             let removed: Vec<Seq> = self.rows.range(..below.0).map(|(seq, _)| Seq(*seq)).collect();
@@ -414,10 +512,7 @@ impl JetStream {
     pub fn remove(&mut self, seqs: &[Seq]) {
         for seq in seqs {
             if let Some(row) = self.rows.remove(&seq.0) {
-                let rows = &mut self.consumers[index(row.message.shard.0)].rows;
-                if let Ok(at) = rows.binary_search(&seq.0) {
-                    rows.remove(at);
-                }
+                self.consumers[index(row.message.shard.0)].remove(seq.0);
             }
         }
     }
@@ -434,11 +529,7 @@ impl JetStream {
         let consumer = &mut self.consumers[index(shard.0)];
         consumer.pin = None;
         consumer.leaderless_until = now + leaderless;
-        let keep = consumer.delivered.len().saturating_sub(forgotten);
-        if let Some(first) = consumer.delivered.get(keep) {
-            consumer.position = *first;
-        }
-        consumer.delivered.truncate(keep);
+        consumer.forget(forgotten);
         let waiting: Vec<_> = consumer.waiting.drain(..).collect();
         for waiting in waiting {
             self.end(waiting.to, shard, waiting.pull.attempt, PullEnd::LeaderChanged);
@@ -453,11 +544,7 @@ impl JetStream {
         for consumer in &mut self.consumers {
             consumer.pin = None;
             consumer.waiting.clear();
-            let keep = consumer.delivered.len().saturating_sub(forgotten);
-            if let Some(first) = consumer.delivered.get(keep) {
-                consumer.position = *first;
-            }
-            consumer.delivered.truncate(keep);
+            consumer.forget(forgotten);
         }
     }
 
@@ -484,12 +571,26 @@ impl JetStream {
     }
 
     /// The next `rows` deliveries go where nobody hears them.
-    pub fn deliver_to_nobody(&mut self, shard: ShardId, rows: usize) {
-        let consumer = &mut self.consumers[index(shard.0)];
+    pub fn deliver_to_nobody(&mut self, now: Duration, shard: ShardId, rows: usize) {
         for _ in 0..rows {
-            let Some(seq) = consumer.next() else { return };
-            consumer.delivered.push(seq);
+            let Some((seq, again)) = self.consumers[index(shard.0)].next_due(self.policy.max_pending) else {
+                return;
+            };
+            self.count_delivery(now, shard, seq, again);
+        }
+    }
+
+    /// A row is delivered.
+    fn count_delivery(&mut self, now: Duration, shard: ShardId, seq: u64, again: bool) {
+        let consumer = &mut self.consumers[index(shard.0)];
+        consumer.delivered.push(seq);
+        if again {
+            consumer.again.pop_front();
+        } else {
             consumer.position = seq + 1;
+        }
+        if self.policy.acks != Acks::None {
+            consumer.unacked.insert(seq, Some(now.saturating_add(self.policy.wait)));
         }
     }
 
@@ -498,6 +599,8 @@ impl JetStream {
         let consumer = &mut self.consumers[index(shard.0)];
         consumer.position = to.0;
         consumer.delivered.clear();
+        consumer.unacked.clear();
+        consumer.again.clear();
     }
 
     /// Somebody deletes the stream and makes another of the same name, with its consumers.
@@ -537,7 +640,8 @@ impl JetStream {
         let pins =
             self.consumers.iter().filter_map(|consumer| consumer.pin.as_ref()).map(|pin| pin.lapses_at);
         let pulls = self.consumers.iter().flat_map(|consumer| &consumer.waiting).map(|pull| pull.ends_at);
-        pins.chain(pulls).min()
+        let unacked = self.consumers.iter().flat_map(|consumer| consumer.unacked.values().flatten().copied());
+        pins.chain(pulls).chain(unacked).min()
     }
 
     /// Ends what has had its time: pulls with 408, pins without a word.
@@ -555,6 +659,11 @@ impl JetStream {
             });
             if let Some(pin) = consumer.pin.take_if(|pin| pin.lapses_at <= now) {
                 self.changes.push(PinChange::Lapsed { shard, of: pin.holder, pin: pin.id });
+            }
+            for (seq, due) in &mut consumer.unacked {
+                if due.take_if(|due| *due <= now).is_some() {
+                    consumer.again.push_back(*seq);
+                }
             }
             for (to, attempt) in ended {
                 self.end(to, shard, attempt, PullEnd::Empty);
@@ -592,7 +701,7 @@ impl JetStream {
             consumer.waiting.retain(|waiting| {
                 clients.get(&waiting.to).is_some_and(|closed| waiting.pull.inbox > closed[at])
             });
-            let Some(seq) = consumer.next() else { return };
+            let Some((seq, again)) = consumer.next_due(self.policy.max_pending) else { return };
             let current = consumer.pin.as_ref().map(|pin| pin.id.clone());
             let stale = |waiting: &Waiting| waiting.pull.pin.is_some() && waiting.pull.pin != current;
             if let Some(place) = consumer.waiting.iter().position(stale) {
@@ -610,6 +719,9 @@ impl JetStream {
             if waiting.room.is_some_and(|room| room < size) {
                 let (to, attempt) = (waiting.to, waiting.pull.attempt);
                 consumer.waiting.remove(place);
+                if again {
+                    consumer.again.rotate_left(1);
+                }
                 self.end(to, shard, attempt, PullEnd::TooLarge);
                 continue;
             }
@@ -629,16 +741,16 @@ impl JetStream {
             if left == 0 {
                 consumer.waiting.remove(place);
             }
-            consumer.delivered.push(seq);
-            consumer.position = seq + 1;
             let row = Row {
                 seq: Seq(seq),
-                delivery: Delivery(consumer.delivered.len() as u64),
+                delivery: Delivery(consumer.delivered.len() as u64 + 1),
+                redelivered: again,
                 stored_at: row.stored_at,
                 table: row.message.table.clone(),
                 payload: row.message.payload.clone(),
                 verdict: row.message.verdict.clone(),
             };
+            self.count_delivery(now, shard, seq, again);
             if let Some(Outgoing::Rows { attempt: last, shard: of, to: last_to, rows }) =
                 self.outgoing.last_mut()
                 && (*last, *of, *last_to) == (attempt, shard, to)
@@ -692,7 +804,11 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            let mut stream = JetStream::new(Timestamp(1), 1, TTL);
+            Self::with(AckPolicy::NONE)
+        }
+
+        fn with(policy: AckPolicy) -> Self {
+            let mut stream = JetStream::new(Timestamp(1), 1, TTL, policy);
             for process in 0..3 {
                 stream.connect(client(process), vec![Inbox(0)]);
             }
@@ -850,6 +966,29 @@ mod tests {
         bench.stream.handle(at(1), client(1), S, Command::Close { inbox: Inbox(1) });
         bench.publish(at(2));
         assert_eq!(bench.rows().unwrap().0, 2);
+    }
+
+    #[test]
+    fn what_is_not_acknowledged_in_time_comes_again_in_number() {
+        let policy = AckPolicy { acks: Acks::WorkQueue, wait: at(500), max_pending: 3 };
+        let mut bench = Bench::with(policy);
+        for _ in 0..5 {
+            bench.publish(at(0));
+        }
+        bench.pull(at(0), 0, None, None);
+        let (_, pin, rows) = bench.rows().unwrap();
+        assert_eq!(rows, vec![(1, 1), (2, 2), (3, 3)], "no more may wait");
+        let acks = vec![(Seq(2), Delivery(2)), (Seq(4), Delivery(9))];
+        bench.stream.handle(at(100), client(0), S, Command::Ack { rows: acks });
+        assert_eq!(bench.rows().unwrap().2, vec![(4, 4)]);
+        assert_eq!(bench.stream.rows_of(S), vec![Seq(1), Seq(3), Seq(4), Seq(5)]);
+        bench.stream.tick(at(500));
+        assert_eq!(bench.rows().unwrap().2, vec![(1, 5), (3, 6)]);
+        assert_eq!(bench.stream.unacked(S).collect::<Vec<_>>(), vec![Seq(1), Seq(3), Seq(4)]);
+        bench.pull(at(550), 0, Some(&pin), None);
+        let reset = Command::Reset { attempt: Attempt(90), inbox: Inbox(1), from: Seq(1) };
+        bench.stream.handle(at(600), client(0), S, reset);
+        assert_eq!(bench.rows().unwrap().2, vec![(1, 1), (3, 2), (4, 3)]);
     }
 
     impl JetStream {

@@ -11,9 +11,12 @@ pub mod bucket;
 mod campaign;
 mod chance;
 pub mod clickhouse;
+#[cfg(test)]
+mod cost;
 mod fault;
 mod invariants;
 pub mod jetstream;
+pub mod letters;
 mod marks;
 #[cfg(feature = "mutants")]
 mod mutants;

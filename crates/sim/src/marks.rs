@@ -106,6 +106,54 @@ marks! {
     LateRelease = "late-release",
     /// A trim removed rows.
     Trimmed = "trimmed",
+    /// The first row after a reset was not the one that the stream had next.
+    Skipped = "resync-skipped",
+    /// A batch that was refused for its data was split.
+    Split = "split",
+    /// An inherited batch was split.
+    SplitInherited = "split-inherited-batch",
+    /// A batch that had been in doubt was waited out and split.
+    SplitWaitedOut = "split-after-doubt",
+    /// A block had too many partitions.
+    TooManyPartitions = "too-many-partitions",
+    /// The store named another row than the bad one.
+    WrongHint = "wrong-hint",
+    /// A row that was refused was stored: its table was mended.
+    Mended = "refused-row-stored-later",
+    /// A part of a batch of which some rows had landed was read back before it was sent.
+    SuspectAfterSplit = "suspects-read-back-after-split",
+    /// Rows that a set-back ledger did not know of were read back before they were sent.
+    SuspectAfterRestore = "suspects-read-back-after-restore",
+    /// A table had rows that the ledger did not know of.
+    TableAhead = "table-ahead-of-the-ledger",
+    /// A row whose subject names no table became a letter.
+    ParkedSubject = "letter-subject",
+    /// A row whose payload is none became a letter.
+    ParkedPayload = "letter-payload",
+    /// A row that the store refused became a letter.
+    ParkedRefused = "letter-refused",
+    /// A row of an unknown table became a letter.
+    ParkedUnknownTable = "letter-unknown-table",
+    /// A letter that an earlier tenure had decided on was sent.
+    LetterInherited = "letter-inherited",
+    /// A letter of an earlier tenure was kept after another one had fenced.
+    LetterByZombie = "letter-by-a-zombie",
+    /// A letter was there already, and its answer had been lost.
+    LetterAnswerLost = "letter-answer-lost",
+    /// A letter of an earlier tenure came and was there already.
+    LetterAgainByZombie = "letter-again-by-a-zombie",
+    /// The row of a letter that an earlier tenure had decided on was gone from the stream.
+    LetterLost = "letter-row-removed",
+    /// The dead letters took none.
+    LettersRefused = "letters-refused",
+    /// An answer of the store that nobody knows was told.
+    UnknownRefusal = "unknown-refusal",
+    /// A row whose acknowledgement was lost was delivered again.
+    AckLostAgain = "ack-lost-row-redelivered",
+    /// A row was delivered again that was not done.
+    RedeliveredHeld = "unfinished-row-redelivered",
+    /// A shard that sequences used again had stopped was given a new start.
+    Rebased = "rebased",
     /// A process was stopped while it waited for its fence.
     StoppedFencing = "stopped-while-fencing",
     /// A thawed process found itself fenced.

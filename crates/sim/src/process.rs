@@ -1,13 +1,13 @@
 //! One process of a run: its machines, its clock, and the adapters' own state on its side of the wires.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::batch::Limits;
 use holdfast_core::budget::Share;
 use holdfast_core::ports::delivery::{self, Inbox, PullEnd, Rows};
-use holdfast_core::ports::{Attempt, ledger, retention, store};
+use holdfast_core::ports::{Attempt, dead_letters, ledger, retention, store};
 use holdfast_core::record::Session;
 use holdfast_core::row::{Seq, ShardId};
 use holdfast_core::shard::{Config, Shard};
@@ -69,6 +69,14 @@ pub(crate) enum Local {
     Turn {
         insert: store::Insert,
     },
+    DeadLetter {
+        shard: ShardId,
+        reply: dead_letters::Reply,
+    },
+    /// A letter's turn has come.
+    Post {
+        command: dead_letters::Command,
+    },
     Reconnected {
         link: u32,
     },
@@ -110,10 +118,14 @@ pub(crate) struct Slot {
     pub(crate) troubled: bool,
     /// Rows held when it was last looked at.
     pub(crate) held: u64,
+    /// Codes of the store that nobody knows and that it told of.
+    pub(crate) unknown: BTreeSet<Option<u32>>,
     /// Its batches in doubt.
     pub(crate) doubts: Doubts,
     /// When the last reset of this tenure was answered.
     pub(crate) reset_at: Option<Duration>,
+    /// The last reset that was sent.
+    pub(crate) reset_sent: Attempt,
     /// When the last of what the adapter has put into the sink is handled.
     pub(crate) sink_until: Duration,
     /// How much of it waits.
@@ -220,8 +232,10 @@ impl Process {
                 reused: false,
                 troubled: false,
                 held: 0,
+                unknown: BTreeSet::new(),
                 doubts: Doubts::default(),
                 reset_at: None,
+                reset_sent: Attempt(0),
                 sink_until: Duration::ZERO,
                 sinking: 0,
                 conflicted: false,
@@ -274,6 +288,9 @@ fn config(scenario: &Scenario, shard: ShardId, session: Session) -> Config {
         },
         stale: scenario.stale,
         patience: scenario.patience(),
+        attempt_life: scenario.attempt_life(),
+        acks: scenario.policy.acks,
+        parking: scenario.parking,
         // Whoever runs a daemon on a stream that has rows must say it once; every row is to land.
         start: Some(holdfast_core::fence::Start::Seq(Seq(1))),
         max_lanes: 10_000,

@@ -4,10 +4,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use holdfast_core::ports::store::Level;
+use holdfast_core::lane::ParkingPolicy;
+use holdfast_core::ports::delivery::Acks;
+use holdfast_core::ports::store::{Class, Level};
 
 use crate::chance::Chance;
 use crate::fault::{Cut, Fault, Rates};
+use crate::jetstream::AckPolicy;
 
 /// How hostile a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -49,7 +52,30 @@ pub(crate) struct TablePlan {
     pub(crate) level: Level,
     pub(crate) partitions: u64,
     pub(crate) window: usize,
+    /// A block of more partitions is refused; 0: none is.
+    pub(crate) max_partitions: usize,
     pub(crate) exists_from: Duration,
+}
+
+/// Whether a row can be inserted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// Always.
+    Good,
+    /// Never, and a look at its payload says so.
+    Payload,
+    /// Never: its subject names no table.
+    Subject,
+    /// Its table refuses it within this time.
+    Refused { from: Duration, until: Duration },
+}
+
+/// How the store's word on a row that it refuses can be trusted, in a thousand: it is exact, or wrong; else there is
+/// none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hints {
+    pub(crate) exact: u32,
+    pub(crate) wrong: u32,
 }
 
 /// A row to come.
@@ -58,7 +84,7 @@ pub(crate) struct RowPlan {
     pub(crate) at: Duration,
     pub(crate) table: u32,
     pub(crate) size: usize,
-    pub(crate) bad: bool,
+    pub(crate) fit: Fit,
 }
 
 /// Everything about a run that is decided before it begins.
@@ -83,6 +109,9 @@ pub(crate) struct Scenario {
     pub(crate) stale: Duration,
     pub(crate) trim_interval: Duration,
     pub(crate) history: Duration,
+    pub(crate) policy: AckPolicy,
+    pub(crate) parking: ParkingPolicy,
+    pub(crate) hints: Hints,
     /// The most that a message takes when nothing is wrong.
     pub(crate) latency: Duration,
     /// The most that an insert takes when nothing is wrong.
@@ -98,8 +127,6 @@ impl Scenario {
     pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(2);
     /// How long after its arrival an insert can still land.
     pub(crate) const INSERT_LIFE: Duration = Duration::from_secs(9);
-    /// No request is later than this.
-    pub(crate) const LATEST: Duration = Duration::from_secs(20);
     /// When faults have stopped, everything must have landed and be recorded within this time.
     pub(crate) const SETTLES_WITHIN: Duration = Duration::from_mins(1);
     /// No run is shorter.
@@ -111,6 +138,12 @@ impl Scenario {
     /// time, and a margin.
     pub(crate) fn patience(&self) -> Duration {
         self.stale + Self::INSERT_TIMEOUT * 2
+    }
+
+    /// Longer than an attempt lives once it is sent, by a clock that runs fast; and longer by what one that runs slow
+    /// may add to the time in which it is sent.
+    pub(crate) fn attempt_life(&self) -> Duration {
+        (Self::INSERT_LIFE + self.latency) * 12 / 10 + self.stale / 5 + Duration::from_secs(1)
     }
 
     /// How long a window must remember: an intent can be sent `stale` after it was checked, by a clock that
@@ -127,14 +160,22 @@ impl Scenario {
         let processes = chance.between32(3, 5);
         let shards = chance.between32(2, 3);
         let quiet_from = chance.millis(80_000, 95_000);
-        let tables = draw_tables(chance, shards, hostile);
-        let rows = draw_rows(chance, &tables, quiet_from, hostile);
-        let share_rows = chance.pick(&[24, 60, 200, 1_000]);
         let batch_rows = chance.pick(&[3, 10, 40, 200]);
         let batch_bytes = chance.pick(&[400, 4_000, 1_000_000]);
-        // A hot table's backlog must fit into the time there is: tiny batches need a quick store.
+        // A hot table's backlog must fit into the time there is: tiny batches need a quick store, and so do bad rows.
         let insert_times: &[u64] =
             if batch_rows < 40 || batch_bytes < 4_000 { &[5, 50] } else { &[5, 50, 400] };
+        let insert_time = chance.pick(insert_times).into_millis();
+        let quick = insert_time < Duration::from_millis(400);
+        let latency = chance.pick(&[1, 3, 40]).into_millis();
+        let many = batch_rows > 3 && insert_time + latency < Duration::from_millis(40);
+        let tables = draw_tables(chance, shards, hostile, many);
+        let parking = ParkingPolicy {
+            dead_letters: !hostile || chance.permille(880),
+            unknown_tables: hostile && chance.permille(300),
+        };
+        let rows = draw_rows(chance, &tables, quiet_from, hostile, parking.dead_letters, quick);
+        let share_rows = chance.pick(&[24, 60, 200, 1_000]);
         let mut scenario = Self {
             seed,
             profile,
@@ -162,8 +203,11 @@ impl Scenario {
             stale: chance.pick(&[2_000, 4_000]).into_millis(),
             trim_interval: chance.millis(700, 5_000),
             history: chance.pick(&[0, 0, 3_000]).into_millis(),
-            latency: chance.pick(&[1, 3, 40]).into_millis(),
-            insert_time: chance.pick(insert_times).into_millis(),
+            policy: draw_policy(chance, hostile),
+            parking,
+            hints: draw_hints(chance, hostile),
+            latency,
+            insert_time,
             quiet_from,
         };
         if hostile {
@@ -183,9 +227,28 @@ impl IntoMillis for u64 {
     }
 }
 
-fn draw_tables(chance: &mut Chance, shards: u32, hostile: bool) -> Vec<TablePlan> {
+fn draw_policy(chance: &mut Chance, hostile: bool) -> AckPolicy {
+    let acks = chance.pick(&[Acks::None, Acks::None, Acks::None, Acks::Explicit, Acks::WorkQueue]);
+    if !hostile || acks == Acks::None {
+        return AckPolicy { acks, ..AckPolicy::NONE };
+    }
+    let wait = chance.pick(&[1_500, 6_000, 30_000]).into_millis();
+    AckPolicy { acks, wait, max_pending: chance.pick(&[60, 1_000, 20_000]) }
+}
+
+fn draw_hints(chance: &mut Chance, hostile: bool) -> Hints {
+    let (exact, wrong) = if hostile {
+        chance.pick(&[(1_000, 0), (1_000, 0), (0, 0), (700, 200), (0, 1_000)])
+    } else {
+        (1_000, 0)
+    };
+    Hints { exact, wrong }
+}
+
+fn draw_tables(chance: &mut Chance, shards: u32, hostile: bool, many: bool) -> Vec<TablePlan> {
     let count = chance.between32(6, 12);
     let deduplicated = hostile && chance.permille(300);
+    let narrow = hostile && many && chance.permille(250);
     (0..count)
         .map(|n| TablePlan {
             // The first ones make sure that every shard has some.
@@ -196,7 +259,8 @@ fn draw_tables(chance: &mut Chance, shards: u32, hostile: bool) -> Vec<TablePlan
                 Level::ExactlyOnce
             },
             partitions: chance.pick(&[1, 1, 2, 3, 6]),
-            window: chance.pick(&[1, 4, 20, 1_000]).try_into().unwrap_or(1),
+            window: usize::try_from(chance.pick(&[1_u64, 4, 20, 1_000])).unwrap_or(1),
+            max_partitions: if narrow { chance.pick(&[0, 0, 3, 4]) } else { 0 },
             exists_from: if hostile && chance.permille(80) {
                 chance.millis(5_000, 40_000)
             } else {
@@ -206,8 +270,16 @@ fn draw_tables(chance: &mut Chance, shards: u32, hostile: bool) -> Vec<TablePlan
         .collect()
 }
 
-fn draw_rows(chance: &mut Chance, tables: &[TablePlan], quiet_from: Duration, hostile: bool) -> Vec<RowPlan> {
+fn draw_rows(
+    chance: &mut Chance,
+    tables: &[TablePlan],
+    quiet_from: Duration,
+    hostile: bool,
+    dead_letters: bool,
+    quick: bool,
+) -> Vec<RowPlan> {
     let count = chance.between(1_000, 1_500);
+    let levels: Vec<Level> = tables.iter().map(|table| table.level).collect();
     let tables = u32::try_from(tables.len()).unwrap_or(1);
     // Most rows go to a few hot tables; the last ones are idle but for a row now and then.
     let hot = chance.between32(1, tables);
@@ -231,22 +303,76 @@ fn draw_rows(chance: &mut Chance, tables: &[TablePlan], quiet_from: Duration, ho
                 if chance.permille(large) { chance.between(2_000, 60_000) } else { chance.between(8, 200) };
             let at = at + chance.time(Duration::ZERO, spread);
             let size = usize::try_from(size).unwrap_or(8);
-            rows.push(RowPlan { at: at.min(last), table, size, bad: false });
+            rows.push(RowPlan { at: at.min(last), table, size, fit: Fit::Good });
         }
     }
     rows.sort_by_key(|row| row.at);
-    if hostile && chance.permille(60) {
+    if !hostile {
+        return rows;
+    }
+    if dead_letters {
+        spoil(chance, &mut rows, last, quick);
+        // Known and not closed: what was in doubt in a table that cannot be read back, and is refused when it is tried
+        // again, since the table was altered, may be there already.
+        for row in &mut rows {
+            let weak = levels[row.table as usize] != Level::ExactlyOnce;
+            if weak && matches!(row.fit, Fit::Refused { from, .. } if from > row.at) {
+                row.fit = refused_for_ever(row);
+            }
+        }
+    } else if chance.permille(600) {
         // A row that can never be inserted holds everything of its table behind it, so it comes late, and none
         // that is large comes after it: what waits must not fill the share.
         let at = rows.len() - 1 - usize::try_from(chance.below(12)).unwrap_or(0);
-        rows[at].bad = true;
+        rows[at].fit = if chance.permille(500) { Fit::Payload } else { refused_for_ever(&rows[at]) };
         rows[at..].iter_mut().for_each(|row| row.size = row.size.min(64));
+        // One that is mended holds nothing for good.
+        let at = usize::try_from(chance.below(rows.len() as u64 / 2)).unwrap_or(0);
+        let until = rows[at].at + chance.millis(500, 9_000);
+        rows[at].fit = Fit::Refused { from: Duration::ZERO, until };
     }
     rows
 }
 
+const fn refused_for_ever(row: &RowPlan) -> Fit {
+    Fit::Refused { from: row.at, until: Duration::MAX }
+}
+
+/// Makes rows bad: one here and there, or everything that a publisher with another schema sends for a while.
+fn spoil(chance: &mut Chance, rows: &mut [RowPlan], last: Duration, quick: bool) {
+    let singly = chance.pick(if quick { &[0, 0, 2, 8, 25] } else { &[0, 2] });
+    for row in rows.iter_mut() {
+        if chance.permille(singly) {
+            row.fit = draw_fit(chance, row, last);
+        }
+    }
+    if chance.permille(400) {
+        let at = usize::try_from(chance.below(rows.len() as u64)).unwrap_or(0);
+        let table = rows[at].table;
+        let many = usize::try_from(chance.between(2, 15)).unwrap_or(2);
+        let fit = draw_fit(chance, &rows[at], last);
+        rows[at..].iter_mut().filter(|row| row.table == table).take(many).for_each(|row| row.fit = fit);
+    }
+}
+
+fn draw_fit(chance: &mut Chance, row: &RowPlan, last: Duration) -> Fit {
+    match chance.below(8) {
+        0 => Fit::Payload,
+        1 => Fit::Subject,
+        2..=4 => refused_for_ever(row),
+        // Mended after a while.
+        5 | 6 => Fit::Refused { from: Duration::ZERO, until: row.at + chance.millis(20, 9_000) },
+        // Broken after a while.
+        _ => {
+            let from = row.at + chance.millis(5, 3_000);
+            let until = if chance.permille(500) { from + chance.millis(100, 9_000) } else { Duration::MAX };
+            Fit::Refused { from: from.min(last), until }
+        }
+    }
+}
+
 fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Duration, Fault)> {
-    const KINDS: u64 = 19;
+    const KINDS: u64 = 26;
     let allowed: Vec<u64> = (0..KINDS).filter(|_| !swarm || chance.permille(500)).collect();
     let allowed = if allowed.is_empty() { vec![0, 1, 2] } else { allowed };
     let count = chance.between(5, 24);
@@ -296,7 +422,17 @@ fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Du
             }
             15 => Fault::SetBackUnseen { shard, by: chance.between(1, 60) },
             16 => Fault::CutUnseen { shard, lasting: chance.millis(50, 700).min(rest) },
-            17 => Fault::ResetAstray { shard },
+            17 | 25 => Fault::ResetAstray { shard },
+            19 => {
+                let class = chance.pick(&[Class::Access, Class::Access, Class::Table, Class::Unknown]);
+                Fault::StoreDenies { class, lasting: long }
+            }
+            20 | 21 if !scenario.parking.dead_letters => Fault::DeliveriesLost { shard, rows: 1 },
+            20 => Fault::AlteredUnderWay { shard },
+            21 => Fault::AlteredHalfway { shard },
+            22 => Fault::LettersFull { lasting: long },
+            23 => Fault::LettersMissing { lasting: short },
+            24 => Fault::AcksLost { lasting: long },
             _ => Fault::Crash { process, down: long },
         };
         faults.push((at, fault));
@@ -304,14 +440,19 @@ fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Du
     // What loses rows of the stream, or a shard, comes at most once in a run: it exempts rows from proof.
     let at = chance.time(Duration::from_secs(10), ends.saturating_sub(Duration::from_secs(10)));
     let shard = chance.between32(0, scenario.shards - 1);
-    let catastrophe = match chance.below(20) {
+    // Known and not closed: where done rows leave the stream, none is left to show that sequences are used again.
+    let keeps_rows = scenario.policy.acks != Acks::WorkQueue;
+    let catastrophe = match chance.below(26) {
         0 | 1 => Some(Fault::StreamAnew),
-        2 | 6 => Some(Fault::TailLost {
+        2 | 6 | 9 if keeps_rows => Some(Fault::TailLost {
             down: chance.millis(50, 2_000),
             rows: usize::try_from(chance.between(1, 30)).unwrap_or(1),
         }),
         3 | 4 => Some(Fault::Purged { shard, rows: usize::try_from(chance.between(1, 40)).unwrap_or(1) }),
         7 | 8 => Some(Fault::PurgedUnderWay { shard, down: chance.millis(50, 2_000) }),
+        20 | 21 => Some(Fault::StreamAnewAstray { shard }),
+        22 | 23 => Some(Fault::LedgerOlder { back: chance.millis(500, 25_000) }),
+        24 | 25 => Some(Fault::LedgerLost),
         5 => Some(Fault::ConsumerDeleted { shard, lasting: chance.millis(500, 8_000) }),
         _ => None,
     };

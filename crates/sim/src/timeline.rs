@@ -103,10 +103,14 @@ impl Drawing {
                 line.lane = Some(lane(*process, *shard));
                 line.mark = Some("reset");
             }
-            Happening::Ledger { process, shard, stored, open } => {
+            Happening::Ledger { process, shard, stored, open, .. } => {
                 line.lane = Some(lane(*process, *shard));
                 line.mark = Some(if stored.is_some() { "ledger" } else { "conflict" });
                 line.seqs = open.iter().flat_map(|(_, first, last, _)| [*first, *last]).collect();
+            }
+            Happening::Letter { process, shard, seq, .. } => {
+                line.lane = Some(lane(*process, *shard));
+                line.seqs.push(*seq);
             }
             Happening::Sent { process, shard, attempt, seqs, .. } => {
                 line.lane = Some(lane(*process, *shard));

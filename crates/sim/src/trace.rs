@@ -70,6 +70,25 @@ pub enum Happening {
         stored: Option<(u64, u64, u64)>,
         /// Open batches: table, first, last, generation.
         open: Vec<(u32, u64, u64, u8)>,
+        /// Parked rows: table, row.
+        parked: Vec<(u32, u64)>,
+        /// Rows that may be in their table already: table, up to where.
+        suspect: Vec<(u32, u64)>,
+    },
+    /// A letter left a process, or something became of it.
+    Letter {
+        /// The process that sent it.
+        process: u32,
+        /// The shard.
+        shard: u32,
+        /// The table.
+        table: u32,
+        /// The attempt.
+        attempt: u64,
+        /// The row.
+        seq: u64,
+        /// What.
+        what: &'static str,
     },
     /// An insert left a process.
     Sent {
@@ -196,7 +215,7 @@ impl fmt::Display for Happening {
             }
             Self::Pin { shard, process, what } => write!(f, "stream: s{shard} pin of p{process} {what}"),
             Self::Asked { process, shard, what } => write!(f, "stream: p{process} s{shard} {what}"),
-            Self::Ledger { shard, process, stored, open } => {
+            Self::Ledger { shard, process, stored, open, parked, suspect } => {
                 write!(f, "ledger: s{shard} by p{process} ")?;
                 match stored {
                     None => f.write_str("conflicts")?,
@@ -207,7 +226,16 @@ impl fmt::Display for Happening {
                 for (table, first, last, generation) in open {
                     write!(f, " t{table}:{first}-{last}.{generation}")?;
                 }
+                for (table, row) in parked {
+                    write!(f, " t{table} parks {row}")?;
+                }
+                for (table, suspect) in suspect {
+                    write!(f, " t{table} suspects up to {suspect}")?;
+                }
                 Ok(())
+            }
+            Self::Letter { process, shard, table, attempt, seq, what } => {
+                write!(f, "p{process} s{shard} t{table} letter #{attempt} of {seq} {what}")
             }
             Self::Sent { process, shard, table, attempt, token, seqs } => {
                 write!(f, "p{process} s{shard} t{table} sends #{attempt} {token} {}", Seqs(seqs))

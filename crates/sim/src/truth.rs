@@ -2,9 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
+use bytes::Bytes;
 use holdfast_core::row::Seq;
 use holdfast_core::time::Timestamp;
+
+/// Streams of one name are created at least so many nanoseconds apart, and rebased less often.
+pub(crate) const IDENTITIES: i64 = 1_000;
 
 /// A row that was published.
 #[derive(Clone, Debug)]
@@ -15,10 +20,22 @@ pub(crate) struct Fact {
     pub(crate) created: Timestamp,
     pub(crate) seq: Seq,
     pub(crate) stored_at: Timestamp,
-    /// It can never be inserted.
-    pub(crate) bad: bool,
+    /// When it was published.
+    pub(crate) published_at: Duration,
+    /// Its payload can never be a row, and a look at it says so.
+    pub(crate) screened: bool,
+    /// Its payload, to compare with.
+    pub(crate) payload: Bytes,
     /// How often it is in its table.
     pub(crate) landed: u32,
+    /// How often it is a dead letter.
+    pub(crate) letters: u32,
+    /// So often more than once it may be where it belongs: a ledger was lost or set back beyond what its table's
+    /// level can make good.
+    pub(crate) spare: u32,
+    /// It may be both in its table and a dead letter: a ledger was lost or set back after it became a letter, and
+    /// its table was altered since.
+    pub(crate) may_be_both: bool,
     /// The stream lost it, or somebody removed it: it need not land any more.
     pub(crate) gone: bool,
 }
@@ -26,7 +43,12 @@ pub(crate) struct Fact {
 impl Fact {
     /// Whether nothing is left to do for it.
     pub(crate) const fn is_done(&self) -> bool {
-        self.landed > 0 || self.gone
+        self.landed > 0 || self.letters > 0 || self.gone
+    }
+
+    /// A row of its own that an identity of its stream names: rebases give a stream new ones.
+    pub(crate) const fn is_of(&self, identity: Timestamp) -> bool {
+        self.created.0 <= identity.0 && identity.0 < self.created.0 + IDENTITIES
     }
 }
 
@@ -79,5 +101,9 @@ impl Truth {
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Fact> {
         self.facts.iter()
+    }
+
+    pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Fact> {
+        self.facts.iter_mut()
     }
 }

@@ -30,10 +30,14 @@ fn sequences_get_somewhere() {
         sum.tenures += reached.tenures;
         sum.inserts += reached.inserts;
         sum.stored += reached.stored;
+        sum.split += reached.split;
+        sum.letters += reached.letters;
+        sum.acked += reached.acked;
         sum.released += reached.released;
     }
     println!("{sum:?}");
     assert!(sum.tenures > 1_000 && sum.inserts > 1_000 && sum.stored > 500 && sum.released > 100, "{sum:?}");
+    assert!(sum.split > 50 && sum.letters > 100 && sum.acked > 100, "{sum:?}");
 }
 
 proptest! {

@@ -7,7 +7,7 @@ use holdfast_core::row::TableName;
 use holdfast_core::time::Timestamp;
 
 use super::Store;
-use crate::error::Failure;
+use crate::error::{Class, Failure, refusal};
 use crate::identifier::{literal, quote, quote_table};
 use crate::settings;
 
@@ -27,8 +27,8 @@ impl Stored {
 impl Store {
     fn table_sql(&self, table: &TableName) -> Result<(Target, String), Refusal> {
         let (database, name) = self.0.checked.target(table);
-        let quoted = quote_table(database, name)
-            .map_err(|error| Refusal { code: None, message: error.to_string() })?;
+        let quoted =
+            quote_table(database, name).map_err(|error| refusal(Class::Table, &error.to_string()))?;
         let level = holdfast_core::ports::store::Level::AtLeastOnce;
         Ok((Target { database: database.into(), table: name.into(), level }, quoted))
     }
@@ -41,7 +41,7 @@ impl Store {
         let limit = self.0.checked.config.insert_timeout;
         let rows = self.0.rows::<T>(sql, settings::for_read_back(&known, limit), limit).await;
         let first = rows.map_err(|failure| failure.refusal)?.into_iter().next();
-        first.ok_or_else(|| Refusal { code: None, message: "an empty answer".to_owned() })
+        first.ok_or_else(|| refusal(Class::Doubt, "an empty answer"))
     }
 
     /// How many rows `table` has, of whatever origin.
@@ -60,8 +60,7 @@ impl Store {
     pub async fn stored(&self, table: &TableName, created: Timestamp) -> Result<Stored, Refusal> {
         let (_, quoted) = self.table_sql(table)?;
         let asked = self.0.checked.asked(table);
-        let named =
-            |name: &str| quote(name).map_err(|error| Refusal { code: None, message: error.to_string() });
+        let named = |name: &str| quote(name).map_err(|error| refusal(Class::Table, &error.to_string()));
         let (seq, stream) = (named(&asked.sequence_column)?, named(&asked.stream_column)?);
         let sql = format!(
             "SELECT toUInt64({seq}) AS s, count() AS c FROM {quoted} WHERE {stream} = {} GROUP BY s ORDER BY s",
@@ -85,8 +84,7 @@ impl Store {
     pub async fn out_of_order(&self, table: &TableName) -> Result<Option<u64>, Refusal> {
         let (target, quoted) = self.table_sql(table)?;
         let asked = self.0.checked.asked(table);
-        let named =
-            |name: &str| quote(name).map_err(|error| Refusal { code: None, message: error.to_string() });
+        let named = |name: &str| quote(name).map_err(|error| refusal(Class::Table, &error.to_string()));
         let (seq, stream) = (named(&asked.sequence_column)?, named(&asked.stream_column)?);
         let (engine, key): (String, String) = self
             .numbers(&format!(

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{Attempt, Failure};
-use crate::row::{Mark, Row, Seq};
+use crate::row::{Delivery, Mark, Row, Seq};
 use crate::time::Timestamp;
 
 /// The name the server gives the one client it delivers to: the header `Nats-Pin-Id`, opaque.
@@ -19,6 +19,19 @@ pub struct PinId(pub Arc<str>);
 /// The number of an inbox, rising. A fresh one is subscribed by the first pull that names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Inbox(pub u64);
+
+/// Whether written rows are acknowledged, and what that does. The protocol itself needs no acknowledgements: they
+/// only let the stream forget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Acks {
+    /// None; written rows are trimmed.
+    #[default]
+    None,
+    /// Each row that is done, on a stream that keeps acknowledged rows.
+    Explicit,
+    /// Each row that is done, on a stream that removes acknowledged rows (work-queue retention).
+    WorkQueue,
+}
 
 /// A request for rows, or for none: `max_bytes: Some(1)` renews the pin and delivers nothing
 /// (nats-server refuses to send a message larger than that).
@@ -64,7 +77,15 @@ pub enum Command {
         /// This command's number.
         attempt: Attempt,
         /// Also say when the row at this place was stored.
-        floor: Seq,
+        row: Seq,
+        /// Also say which is the shard's first row above this place.
+        above: Seq,
+    },
+    /// Let the stream forget these rows, each named with a delivery of it. No answer: one that is lost brings the
+    /// row again, and with it the next acknowledgement. Never sent with [`Acks::None`].
+    Ack {
+        /// The rows.
+        rows: Vec<(Seq, Delivery)>,
     },
     /// Take the pin from whoever holds it. Answered by [`Reply::Unpinned`].
     Unpin {
@@ -121,8 +142,10 @@ pub struct Inspection {
     pub last: Mark,
     /// The last row of this shard that is still there.
     pub shard_last: Option<Seq>,
-    /// When the row at the floor asked about was stored; none if it is no longer there.
-    pub floor_stored_at: Option<Timestamp>,
+    /// When the row asked about was stored; none if it is no longer there.
+    pub row_stored_at: Option<Timestamp>,
+    /// The shard's first row above the place asked about that is still there.
+    pub next: Option<Seq>,
     /// Deliveries since the last reset.
     pub delivered: u64,
     /// Rows of the shard that wait for delivery.

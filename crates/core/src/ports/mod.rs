@@ -6,6 +6,7 @@
 //!
 //! **Any reply may be late, lost or come in any order**, but for what a port's own page promises.
 
+pub mod dead_letters;
 pub mod delivery;
 pub mod ledger;
 pub mod retention;

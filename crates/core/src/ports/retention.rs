@@ -18,8 +18,9 @@ pub enum Command {
         created: Timestamp,
         /// The first row that is kept.
         below: Seq,
-        /// The highest row that any record names. If the stream ends before it, or has another row there, its
-        /// sequences are used again: what lies below `below` may be new and unwritten.
+        /// The highest row that a record names; each record's is asked about, by a command of its own. If the stream
+        /// ends before it, or has another row there, its sequences are used again: what lies below `below` may be
+        /// new and unwritten.
         witness: Mark,
     },
 }

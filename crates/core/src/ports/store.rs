@@ -107,6 +107,8 @@ pub enum Command {
         shard: ShardId,
         /// The table as its subject names it.
         table: TableName,
+        /// Also look whether the table has rows that the record does not know of.
+        holds: Option<HoldsAbove>,
     },
     /// Break off every command of `shard` with a number up to `until`, one that is yet to be started included.
     /// No answer of its own; what was broken off answers.
@@ -116,6 +118,25 @@ pub enum Command {
         /// The last number that it gave out.
         until: Attempt,
     },
+}
+
+/// What a description also looks for, where the table can be read back: rows above `above`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HoldsAbove {
+    /// The value of the stream column.
+    pub created: Timestamp,
+    /// The highest row that the record knows to be written, or to be perhaps.
+    pub above: Seq,
+}
+
+/// What a description showed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Where the table's rows go, and at what level.
+    pub target: Target,
+    /// The highest row that the table has above the one asked about; none if it has none, was not asked, or
+    /// cannot be read back.
+    pub holds: Option<Seq>,
 }
 
 /// How an insert ended.
@@ -131,11 +152,55 @@ pub enum InsertOutcome {
     Stale,
 }
 
+/// What kind of trouble a refusal tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// A row of the batch: the same rows will be refused again. The only class that leads to a split.
+    Data,
+    /// The store's state now: the same batch will be taken later.
+    Passing,
+    /// The table, its columns or the configuration: refused until somebody changes something.
+    Table,
+    /// The user, the password or a grant.
+    Access,
+    /// The answer itself says that it does not know, or is known to come after a part was written; or there
+    /// was none.
+    Doubt,
+    /// An answer that is not known. Handled like one that passes, and reported once.
+    Unknown,
+}
+
+impl Class {
+    /// The name under which the class is counted and logged.
+    #[must_use]
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Passing => "passing",
+            Self::Table => "table",
+            Self::Access => "access",
+            Self::Doubt => "doubt",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.key())
+    }
+}
+
 /// The store's reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
+    /// What kind of trouble it is.
+    pub class: Class,
     /// The store's error code, if it gave one.
     pub code: Option<u32>,
+    /// Which row of those sent the store names as the bad one, counted from 1. A hint, and no more.
+    pub row: Option<u32>,
     /// The store's words, cut to a sensible length.
     pub message: String,
 }
@@ -205,8 +270,8 @@ pub enum Reply {
         attempt: Attempt,
         /// The table as its subject names it.
         table: TableName,
-        /// Where its rows go, and at what level.
-        outcome: Result<Target, DescribeError>,
+        /// What it showed.
+        outcome: Result<Description, DescribeError>,
     },
 }
 

@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use holdfast_core::ports::FailureClass;
 use holdfast_core::ports::delivery::{InspectError, PinId, PullEnd, Reply};
-use holdfast_core::row::{Delivery, Seq, ShardId, Verdict};
+use holdfast_core::row::{Delivery, Seq, ShardId, Unfit, Verdict};
 use holdfast_nats::topology::{AckPolicy, Topology};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::server::{Member, Rig, one_shard};
+use crate::server::{Member, Rig, one_shard, publish_raw};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -158,10 +157,18 @@ async fn a_look_shows_the_numbers() {
             assert_eq!(look.shard_last, seqs.last().copied());
             assert_eq!(look.last.seq, *seqs.last().unwrap());
             assert_eq!(look.pending, last[shard].0);
-            assert!(look.floor_stored_at.is_some());
+            assert!(look.row_stored_at.is_some());
+            assert_eq!(look.next, Some(Seq(seqs[0].0 + 1)));
+            let look = members[shard].look(0, 0).await.unwrap();
+            assert_eq!((look.row_stored_at, look.next.is_some()), (None, true));
+            let end = members[shard].look(0, seqs[2].0).await.unwrap();
+            assert_eq!((end.next, end.shard_last), (None, Some(seqs[2])));
+            let end = members[shard].look(0, u64::MAX).await.unwrap();
+            assert_eq!(end.next, None);
+            let look = members[shard].inspect(seqs[0].0).await.unwrap();
             let other = members[1 - shard].inspect(total + 1000).await.unwrap();
             assert!(other.shard_last.unwrap() < seqs[0]);
-            assert_eq!(other.floor_stored_at, None);
+            assert_eq!(other.row_stored_at, None);
             assert_eq!((other.messages, other.first), (total, Seq(1)));
             // A look and a delivery give a row the same time.
             let member = &mut members[shard];
@@ -169,7 +176,7 @@ async fn a_look_shows_the_numbers() {
             assert_eq!(member.run(pull).await, PullEnd::Full);
             let (rows, pin) = member.rows_of_one_pin();
             let row = rows.iter().find(|row| row.seq == seqs[0]).unwrap();
-            assert_eq!(look.floor_stored_at, Some(row.stored_at));
+            assert_eq!(look.row_stored_at, Some(row.stored_at));
             assert_eq!(rows.last().unwrap().mark(), look.last);
             let look = member.inspect(0).await.unwrap();
             assert_eq!((look.delivered, look.pending), (rows.len() as u64, 0));
@@ -257,8 +264,8 @@ async fn odd_table_names_come_through() {
         assert_eq!((row.table.as_str(), &row.verdict), (table, &Verdict::Good));
     }
     assert_eq!(rows[10].table.as_str(), "a%2eb");
-    assert!(matches!(&rows[10].verdict, Verdict::Bad(why) if why.contains("a%2Eb")));
-    assert!(matches!(&rows[11].verdict, Verdict::Bad(why) if why.contains('%')));
+    assert!(matches!(&rows[10].verdict, Verdict::Bad(Unfit::Subject(why)) if why.contains("a%2Eb")));
+    assert!(matches!(&rows[11].verdict, Verdict::Bad(Unfit::Subject(why)) if why.contains('%')));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -309,21 +316,6 @@ async fn two_pulls_at_once_both_end() {
         ends.iter().all(|end| matches!(end, PullEnd::Full | PullEnd::Empty | PullEnd::NotPinned)),
         "{ends:?}"
     );
-}
-
-/// A row as a publisher that means harm would send it, byte for byte.
-async fn publish_raw(rig: &Rig, subject: &str, headers: &[u8], payload: &[u8]) {
-    let mut socket = tokio::net::TcpStream::connect(rig.server.address()).await.unwrap();
-    let mut bytes = b"CONNECT {\"verbose\":false,\"headers\":true}\r\n".to_vec();
-    bytes.extend(format!("HPUB {subject} {} {}\r\n", headers.len(), headers.len() + payload.len()).bytes());
-    bytes.extend([headers, payload, b"\r\nPING\r\n"].concat());
-    socket.write_all(&bytes).await.unwrap();
-    let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
-    while !answer.windows(4).any(|window| window == b"PONG") {
-        let read = socket.read(&mut buffer).await.unwrap();
-        assert!(read > 0, "{}", String::from_utf8_lossy(&answer));
-        answer.extend_from_slice(&buffer[..read]);
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -100,7 +100,7 @@ async fn a_trim_keeps_the_row_at_its_bound() {
     assert_eq!(retention.trim(created, Seq(61), Mark::default()).await, Ok(0));
     let look = member.inspect(61).await.unwrap();
     assert_eq!((look.messages, look.first), (40, Seq(61)));
-    assert!(look.floor_stored_at.is_some());
+    assert!(look.row_stored_at.is_some());
     // Another stream's rows are not touched, nor a stream that ends before the bound.
     let other = retention.trim(Timestamp(created.0 + 1), Seq(90), Mark::default()).await.unwrap_err();
     assert_eq!(other.class, FailureClass::Missing);

@@ -3,8 +3,11 @@
 //! The server is the binary that `HOLDFAST_NATS_SERVER` names, else `nats-server` on the `PATH` or below
 //! `.cache` in the workspace. Each test starts one of its own in a directory of its own.
 
+mod acks;
+mod dead_letters;
 mod delivery;
 mod ledger;
 mod publish;
 mod server;
 mod topology;
+mod unreceivable;

@@ -11,12 +11,13 @@ use holdfast_core::ports::Failure;
 use holdfast_core::ports::delivery::{
     Command as Order, Inbox, InspectError, Inspection, PinId, Port as _, Pull, PullEnd, Reply, Rows,
 };
-use holdfast_core::row::{Row, Seq, ShardId, Verdict};
+use holdfast_core::row::{Row, Seq, ShardId, Unfit, Verdict};
 use holdfast_nats::Connection;
 use holdfast_nats::connect::Options;
 use holdfast_nats::delivery::{Delivery, Screen};
 use holdfast_nats::publish::{self, Publisher};
 use holdfast_nats::topology::{Resharding, Topology};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
 /// The nats-server binary.
@@ -144,7 +145,10 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) async fn new(topology: Topology) -> Self {
-        let server = Server::start();
+        Self::on(Server::start(), topology).await
+    }
+
+    pub(crate) async fn on(server: Server, topology: Topology) -> Self {
         let connection = server.connect().await;
         topology.apply(&connection, Resharding::Refuse).await.expect("the topology");
         Self { server, connection, topology }
@@ -180,6 +184,7 @@ impl Rig {
 /// A delivery adapter and what it was told.
 pub(crate) struct Member {
     pub(crate) delivery: Arc<Delivery>,
+    pub(crate) connection: Connection,
     replies: mpsc::UnboundedReceiver<Reply>,
     attempt: u64,
 }
@@ -188,7 +193,7 @@ impl Member {
     pub(crate) fn new(connection: Connection, topology: &Topology, shard: ShardId) -> Self {
         let screen: Screen = Arc::new(|_, payload| match payload.first() {
             Some(b'{') => Verdict::Good,
-            _ => Verdict::Bad("no object".into()),
+            _ => Verdict::Bad(Unfit::Payload("no object".into())),
         });
         Self::with_screen(connection, topology, shard, screen)
     }
@@ -204,7 +209,8 @@ impl Member {
             let _ = sender.send(reply);
         });
         let source = topology.source(shard, Duration::from_secs(1));
-        Self { delivery: Arc::new(Delivery::new(connection, source, sink, screen)), replies, attempt: 0 }
+        let delivery = Arc::new(Delivery::new(connection.clone(), source, sink, screen));
+        Self { delivery, connection, replies, attempt: 0 }
     }
 
     fn attempt(&mut self) -> Attempt {
@@ -235,9 +241,14 @@ impl Member {
         }
     }
 
-    pub(crate) async fn inspect(&mut self, floor: u64) -> Result<Inspection, InspectError> {
+    /// A look that asks about the row at `row` and the one after it.
+    pub(crate) async fn inspect(&mut self, row: u64) -> Result<Inspection, InspectError> {
+        self.look(row, row).await
+    }
+
+    pub(crate) async fn look(&mut self, row: u64, above: u64) -> Result<Inspection, InspectError> {
         let attempt = self.attempt();
-        match self.delivery.call(Order::Inspect { attempt, floor: Seq(floor) }).await {
+        match self.delivery.call(Order::Inspect { attempt, row: Seq(row), above: Seq(above) }).await {
             Some(Reply::Inspected { attempt: answered, outcome }) if answered == attempt => outcome,
             other => panic!("{other:?}"),
         }
@@ -286,5 +297,20 @@ async fn run(delivery: Arc<Delivery>, pull: Pull) -> PullEnd {
     match delivery.call(Order::Pull(pull)).await {
         Some(Reply::Ended { attempt: answered, end }) if answered == attempt => end,
         other => panic!("{other:?}"),
+    }
+}
+
+/// A row as a publisher that means harm would send it, byte for byte.
+pub(crate) async fn publish_raw(rig: &Rig, subject: &str, headers: &[u8], payload: &[u8]) {
+    let mut socket = tokio::net::TcpStream::connect(rig.server.address()).await.unwrap();
+    let mut bytes = b"CONNECT {\"verbose\":false,\"headers\":true}\r\n".to_vec();
+    bytes.extend(format!("HPUB {subject} {} {}\r\n", headers.len(), headers.len() + payload.len()).bytes());
+    bytes.extend([headers, payload, b"\r\nPING\r\n"].concat());
+    socket.write_all(&bytes).await.unwrap();
+    let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
+    while !answer.windows(4).any(|window| window == b"PONG") {
+        let read = socket.read(&mut buffer).await.unwrap();
+        assert!(read > 0, "{}", String::from_utf8_lossy(&answer));
+        answer.extend_from_slice(&buffer[..read]);
     }
 }

@@ -5,12 +5,16 @@ use holdfast_core::notice::{ShardFailure, Trouble};
 use super::{Checked, violated};
 
 pub(crate) const NAME: &str = "7 stops only for cause";
+/// An answer of the store that nobody knows is told once.
+pub(crate) const TOLD: &str = "told once";
 
 /// What has happened in the world that may stop a shard.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Causes {
     pub(crate) consumer_deleted: bool,
     pub(crate) tail_lost: bool,
+    /// There are no dead letters.
+    pub(crate) no_letters: bool,
 }
 
 impl Causes {
@@ -30,7 +34,12 @@ impl Causes {
             // Other rows under the same sequences look like repeats.
             Trouble::Stopped(_) if self.tail_lost => Ok(()),
             Trouble::Stopped(why) => violated(NAME, format!("a lane stopped: {why}")),
-            Trouble::Table(_) | Trouble::Store(_) | Trouble::BadRow { .. } => Ok(()),
+            Trouble::BadRow { seq, why } if !self.no_letters => {
+                violated(NAME, format!("a lane waits for row {seq} although there are dead letters: {why}"))
+            }
+            Trouble::Table(_) | Trouble::Store(_) | Trouble::DeadLetters { .. } | Trouble::BadRow { .. } => {
+                Ok(())
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use holdfast_core::ports::Failure;
 use holdfast_core::ports::FailureClass;
 use holdfast_core::ports::ledger;
+use holdfast_core::ports::ledger::Revision;
 use holdfast_core::ports::ledger::WriteOutcome;
 use holdfast_core::record::Record;
 use holdfast_core::row::ShardId;
@@ -101,14 +102,8 @@ impl World {
                 return;
             }
         };
-        let open = record
-            .lanes
-            .iter()
-            .filter_map(|(table, lane)| Some((table, lane.open.as_ref()?.batch)))
-            .map(|(table, batch)| (table_index(table), batch.first.0, batch.last.0, batch.generation))
-            .collect();
-        let stored = Some((revision, record.epoch, record.floor.0));
-        self.note(Happening::Ledger { shard: shard.0, process: from.process, stored, open });
+        self.revisions.push((self.now, Revision(revision)));
+        self.note_record(from.process, shard, revision, &record);
         let session = self.sessions.get(&(from.process, from.start)).copied();
         let before = self.intents.current(shard);
         let kept = record::stored(before, &record, session);
@@ -118,12 +113,26 @@ impl World {
         self.intents.stored(self.now, shard, record);
     }
 
+    pub(super) fn note_record(&mut self, process: u32, shard: ShardId, revision: u64, record: &Record) {
+        let lanes = || record.lanes.iter().map(|(table, lane)| (table_index(table), lane));
+        let open = lanes().filter_map(|(table, lane)| Some((table, lane.open.as_ref()?.batch)));
+        let open =
+            open.map(|(table, batch)| (table, batch.first.0, batch.last.0, batch.generation)).collect();
+        let parked = lanes().filter_map(|(table, lane)| Some((table, lane.parked.as_ref()?.row.0))).collect();
+        let suspect = lanes().map(|(table, lane)| (table, lane.suspect.0));
+        let suspect = suspect.filter(|(_, suspect)| *suspect > 0).collect();
+        let stored = Some((revision, record.epoch, record.floor.0));
+        self.note(Happening::Ledger { shard: shard.0, process, stored, open, parked, suspect });
+    }
+
     pub(super) fn conflicted(&mut self, from: Client, shard: ShardId, bytes: &[u8]) {
         self.note(Happening::Ledger {
             shard: shard.0,
             process: from.process,
             stored: None,
             open: Vec::new(),
+            parked: Vec::new(),
+            suspect: Vec::new(),
         });
         let Ok(record) = Record::decode(bytes) else { return };
         let Some(current) = self.intents.current(shard) else { return };

@@ -3,24 +3,43 @@
 use std::time::Duration;
 
 use holdfast_core::ports::store;
+use holdfast_core::ports::store::Class;
+use holdfast_core::ports::store::DescribeError;
 use holdfast_core::ports::store::Insert;
 use holdfast_core::ports::store::Level;
 use holdfast_core::ports::store::Refusal;
 use holdfast_core::row::ShardId;
 
 use crate::clickhouse::Fate;
+use crate::clickhouse::Misfit;
 use crate::clickhouse::Part;
 use crate::clickhouse::PartOutcome;
 use crate::invariants::doubt::Doubts;
 use crate::invariants::intent;
 use crate::invariants::once;
 use crate::jetstream::Client;
+use crate::jetstream::number_of;
 use crate::marks::Mark;
 use crate::process::Local;
+use crate::scenario::Hints;
 use crate::scenario::Scenario;
 use crate::trace::Happening;
 
-use super::{Due, Flight, World, seqs, table_index, unanswered_store};
+use super::{Due, Flight, World, refusal, seqs, table_index, unanswered_store};
+
+/// The same answer to a question, but that it was refused.
+fn refused_store(reply: store::Reply, refusal: &Refusal) -> store::Reply {
+    match reply {
+        store::Reply::ReadBack { attempt, table, .. } => {
+            store::Reply::ReadBack { attempt, table, outcome: Err(refusal.clone()) }
+        }
+        store::Reply::Described { attempt, table, .. } => {
+            let outcome = Err(DescribeError::Failed(refusal.clone()));
+            store::Reply::Described { attempt, table, outcome }
+        }
+        other @ store::Reply::Inserted { .. } => other,
+    }
+}
 
 impl World {
     pub(super) fn send_store(&mut self, process: u32, shard: ShardId, command: store::Command) {
@@ -48,6 +67,18 @@ impl World {
                 self.flights.retain(|flight, _| !ours(flight));
             }
             command => {
+                if let store::Command::ReadBack { table, first, .. } = &command
+                    && let Some(lane) = self.intents.current(shard).and_then(|record| record.lanes.get(table))
+                    && lane.suspect >= *first
+                {
+                    let mark =
+                        if self.restored { Mark::SuspectAfterRestore } else { Mark::SuspectAfterSplit };
+                    self.marks.hit(mark);
+                }
+                let owner = &mut self.processes[process as usize];
+                if let store::Command::ReadBack { table, .. } = &command {
+                    owner.slots[shard.0 as usize].doubts.asks(table);
+                }
                 let reply_by = self.now + Scenario::INSERT_TIMEOUT;
                 if owner.store_cut > self.now
                     || !self.store_up
@@ -76,8 +107,12 @@ impl World {
         command: &store::Command,
         reply_by: Duration,
     ) {
-        let reply =
-            if self.store_up { self.store.answer(self.now, command) } else { unanswered_store(command) };
+        let denied = self.denied();
+        let reply = match (&denied, unanswered_store(command)) {
+            (_, unanswered) if !self.store_up => unanswered,
+            (Some(refusal), Some(reply)) => Some(refused_store(reply, refusal)),
+            _ => self.store.answer(self.now, command),
+        };
         let (Some(reply), Some(unanswered)) = (reply, unanswered_store(command)) else { return };
         let late = self.chance.permille(self.rates.answer_late);
         let mut at = self.now + self.latency();
@@ -92,6 +127,7 @@ impl World {
         if !self.store_up {
             return;
         }
+        self.inserts += 1;
         let fate = self.draw_fate(&insert);
         let rotated = usize::try_from(self.chance.below(8)).unwrap_or(0);
         self.store.insert(self.now, from, insert, fate, rotated);
@@ -100,14 +136,22 @@ impl World {
 
     pub(super) fn draw_fate(&mut self, insert: &Insert) -> Fate {
         let quick = self.chance.time(Duration::from_millis(1), self.scenario.insert_time);
-        let code = |code: u32, message: &str| Refusal { code: Some(code), message: message.to_owned() };
+        if let Some(refusal) = self.denied() {
+            return Fate::Refused { after: quick, refusal };
+        }
         if self.now < self.store_refuses_until || self.chance.permille(self.rates.insert_refused) {
             let refusal = if self.chance.permille(500) {
-                code(252, "too many parts")
+                refusal(Class::Passing, Some(252), "too many parts")
             } else {
-                code(241, "memory limit exceeded")
+                refusal(Class::Passing, Some(241), "memory limit exceeded")
             };
             return Fate::Refused { after: quick, refusal };
+        }
+        if let Some(misfit) = self.store.misfit(self.now, insert) {
+            if self.chance.permille(self.rates.insert_killed) {
+                return Fate::Killed { after: quick, landed: 0, burned: false };
+            }
+            return Fate::Refused { after: quick, refusal: self.misfits(insert, misfit) };
         }
         let parts = self.store.parts_of(insert) as u64;
         if self.chance.permille(self.rates.insert_killed) {
@@ -124,6 +168,44 @@ impl World {
         let left = most.saturating_sub(after) / u32::try_from(parts.max(1)).unwrap_or(1);
         let pace = if slow { self.chance.time(Duration::ZERO, left) } else { self.chance.millis(0, 3) };
         Fate::Lands { after, pace }
+    }
+
+    /// What everybody is told while the store lets nobody in, or nothing works.
+    pub(super) fn denied(&self) -> Option<Refusal> {
+        let (until, class) = self.store_denies;
+        (self.now < until).then(|| match class {
+            Class::Access => refusal(class, Some(516), "authentication failed"),
+            Class::Table => refusal(class, Some(16), "no such column"),
+            _ => refusal(class, Some(4_711), "what is this"),
+        })
+    }
+
+    /// The store's words on a block that does not fit its table.
+    fn misfits(&mut self, insert: &Insert, misfit: Misfit) -> Refusal {
+        let at = match misfit {
+            Misfit::Row(at) => at,
+            Misfit::Partitions => {
+                self.marks.hit(Mark::TooManyPartitions);
+                return refusal(Class::Data, Some(252), "too many partitions for a single block");
+            }
+        };
+        if let Some(row) = insert.rows.get(at) {
+            self.refused.insert(number_of(&row.payload));
+        }
+        let Hints { exact, wrong } = self.scenario.hints;
+        let place = |at: usize| u32::try_from(at + 1).ok();
+        let row = match self.chance.below(1_000) {
+            drawn if drawn < u64::from(exact) => place(at),
+            drawn if drawn < u64::from(exact + wrong) => {
+                let other = usize::try_from(self.chance.below(insert.rows.len() as u64 + 1)).unwrap_or(0);
+                if other != at {
+                    self.marks.hit(Mark::WrongHint);
+                }
+                place(other)
+            }
+            _ => None,
+        };
+        Refusal { row, ..refusal(Class::Data, Some(117), "a row does not fit") }
     }
 
     /// Whether a token of the batch may be burned (once more).
@@ -186,6 +268,11 @@ impl World {
             PartOutcome::Swallowed => self.marks.hit(Mark::RetrySwallowed),
             PartOutcome::Burned => {}
             PartOutcome::Stored => {
+                let checked = self.intents.landed(insert);
+                self.check(checked);
+                if rows.iter().any(|row| self.refused.contains(&number_of(&row.payload))) {
+                    self.marks.hit(Mark::Mended);
+                }
                 let session = self.sessions.get(&(from.process, from.start)).copied();
                 let owner = self.intents.current(insert.shard).map(|record| record.writer.session);
                 if owner != session {
@@ -202,8 +289,9 @@ impl World {
                 let counted = once::landed(&mut self.truth, table, level, insert.created, rows);
                 self.check(counted);
                 if let Some(bounds) = intent::bounds(&insert.token) {
-                    let ordered =
-                        self.order.landed(&mut self.truth, table, insert.created, bounds.last, rows);
+                    let (intents, shard, created) = (&self.intents, insert.shard, insert.created);
+                    let split = |first, last| intents.was_split(shard, created, first, last);
+                    let ordered = self.order.landed(&mut self.truth, table, created, bounds, rows, split);
                     self.check(ordered);
                 }
             }

@@ -11,7 +11,7 @@ use holdfast_core::ports::delivery::PullEnd;
 use holdfast_core::ports::delivery::Rows;
 use holdfast_core::ports::retention;
 use holdfast_core::row::ShardId;
-use holdfast_core::row::Verdict;
+use holdfast_core::row::{Delivery, Seq, Unfit, Verdict};
 use holdfast_core::time::Timestamp;
 
 use crate::invariants::pin;
@@ -25,14 +25,14 @@ use crate::jetstream::PinChange;
 use crate::marks::Mark;
 use crate::process::Local;
 use crate::process::OpenPull;
-use crate::trace::Happening;
+use crate::scenario::{Fit, Scenario};
+use crate::trace::{Happening, Seqs};
 use crate::truth::Fact;
 
 use super::{Due, Lurking, World, table_name, unanswered, unanswered_look, unanswered_stream};
 
 impl World {
     pub(super) fn send_delivery(&mut self, process: u32, shard: ShardId, command: delivery::Command) {
-        let created = self.stream.created();
         let owner = &mut self.processes[process as usize];
         let client = owner.client();
         let connected = owner.connected;
@@ -62,28 +62,28 @@ impl World {
                 }
                 let at = self.outwards(process, true);
                 let command = delivery::Command::Pull(pull);
-                self.agenda.put(at, Due::AtStream { from: client, created, shard, command, reply_by: None });
+                self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by: None });
             }
             delivery::Command::Close { inbox } => {
                 self.close_inboxes(process, shard, inbox);
                 if connected {
                     let at = self.outwards(process, true);
                     let command = delivery::Command::Close { inbox };
-                    self.agenda
-                        .put(at, Due::AtStream { from: client, created, shard, command, reply_by: None });
+                    self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by: None });
                 }
             }
             delivery::Command::Reset { attempt, inbox, from } => {
+                slot.reset_sent = attempt;
                 self.close_inboxes(process, shard, Inbox(inbox.0.saturating_sub(1)));
                 if connected {
                     // The UNSUBs leave before the request.
                     let at = self.outwards(process, true);
                     let command = delivery::Command::Close { inbox: Inbox(inbox.0.saturating_sub(1)) };
-                    self.agenda
-                        .put(at, Due::AtStream { from: client, created, shard, command, reply_by: None });
+                    self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by: None });
                 }
                 self.call_stream(client, shard, delivery::Command::Reset { attempt, inbox, from });
             }
+            delivery::Command::Ack { rows } => self.send_acks(process, shard, rows),
             command @ delivery::Command::Inspect { .. } => self.call_stream(client, shard, command),
             delivery::Command::Unpin { attempt } => {
                 if !self.pins.knows(process, shard, slot.pin.as_ref()) {
@@ -92,6 +92,32 @@ impl World {
                 self.call_stream(client, shard, delivery::Command::Unpin { attempt });
             }
         }
+    }
+
+    fn send_acks(&mut self, process: u32, shard: ShardId, rows: Vec<(Seq, Delivery)>) {
+        let client = self.processes[process as usize].client();
+        let record = self.intents.current(shard);
+        let created = record.map_or(self.stream.created(), |record| record.stream_created);
+        let seqs: Vec<Seq> = rows.iter().map(|(seq, _)| *seq).collect();
+        // (An owner that does not know yet that the stream lost its tail takes other rows for those of its batch.)
+        if !self.causes.tail_lost {
+            let intents = &self.intents;
+            let checked =
+                trimmed::acknowledged(&self.truth, created, &seqs, |shard| intents.current(ShardId(shard)));
+            self.check(checked);
+        }
+        let lost = !self.processes[process as usize].connected
+            || self.now < self.acks_lost_until
+            || self.chance.permille(self.rates.ack_lost);
+        if lost {
+            self.acks_lost.extend(seqs.into_iter().map(|seq| (shard, seq)));
+            return;
+        }
+        let mut at = self.outwards(process, true);
+        if self.chance.permille(self.rates.ack_late) {
+            at += self.chance.millis(50, 8_000);
+        }
+        self.agenda.put(at, Due::AtAcks { from: client, shard, created, rows });
     }
 
     pub(super) fn close_inboxes(&mut self, process: u32, shard: ShardId, inbox: Inbox) {
@@ -109,7 +135,6 @@ impl World {
     }
 
     pub(super) fn call_stream(&mut self, client: Client, shard: ShardId, command: delivery::Command) {
-        let created = self.stream.created();
         let Some(reply) = unanswered_stream(&command) else { return };
         let unanswered = Local::Delivery { client: None, shard, reply };
         if let Some((at, reply_by)) = self.request(client, unanswered) {
@@ -120,19 +145,20 @@ impl World {
                 if astray {
                     self.astray.remove(&shard);
                     let unpinned = self.now + Duration::from_millis(300);
-                    self.agenda.put(unpinned, Due::Unpin(shard));
+                    let then = if self.anew_astray.remove(&shard) { Due::Anew } else { Due::Unpin(shard) };
+                    self.agenda.put(unpinned, then);
                 }
                 self.no_answer(
                     client,
                     reply_by,
                     unanswered_stream(&command).map(|reply| Local::Delivery { client: None, shard, reply }),
                 );
-                self.lurking.push(Lurking::Reset { from: client, created, epoch, shard, command });
+                self.lurking.push(Lurking::Reset { from: client, epoch, shard, command });
                 let end = at + Duration::from_secs(10);
                 self.agenda.put(end, Due::EndLurking);
                 return;
             }
-            self.agenda.put(at, Due::AtStream { from: client, created, shard, command, reply_by });
+            self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by });
         }
     }
 
@@ -194,15 +220,15 @@ impl World {
             return;
         }
         match &command {
-            delivery::Command::Inspect { attempt, floor } => {
+            delivery::Command::Inspect { attempt, row, above } => {
                 // Three questions, of which the consumer's comes last; the world goes on in between.
                 let seen = Box::new(self.stream.look_at_stream());
                 let at = self.now + self.latency();
-                let (attempt, floor) = (*attempt, *floor);
-                self.agenda.put(at, Due::AtRows { from, shard, attempt, floor, seen, reply_by });
+                let (attempt, row, above) = (*attempt, *row, *above);
+                self.agenda.put(at, Due::AtRows { from, shard, attempt, row, above, seen, reply_by });
                 return;
             }
-            delivery::Command::Reset { from: seq, .. } => {
+            delivery::Command::Reset { from: seq, attempt, .. } => {
                 self.note(Happening::Asked {
                     process: from.process,
                     shard: shard.0,
@@ -211,9 +237,11 @@ impl World {
                 if reply_by.is_none() {
                     self.marks.hit(Mark::LateReset);
                 }
-                // An owner's own reset, in time, is what a resync is; any other one disturbs it.
+                // An owner's last reset, in time, is what a resync is; any other one disturbs it.
+                let slot = self.processes[from.process as usize].slots.get(shard.0 as usize);
+                let last = slot.is_some_and(|slot| slot.reset_sent == *attempt);
                 let holds = self.stream.holder(shard).is_some_and(|(holder, _)| holder == from);
-                if reply_by.is_none() || !holds {
+                if reply_by.is_none() || !holds || !last {
                     self.resyncs.disturbed(self.now, shard);
                 }
                 if self.stream.holder(shard).is_some_and(|(holder, _)| holder.process != from.process) {
@@ -237,7 +265,7 @@ impl World {
                     self.check(violated(pin::NAME, how));
                 }
             }
-            delivery::Command::Pull(_) | delivery::Command::Close { .. } => {}
+            delivery::Command::Pull(_) | delivery::Command::Close { .. } | delivery::Command::Ack { .. } => {}
         }
         if matches!(command, delivery::Command::Reset { .. }) {
             let slot = self.processes[from.process as usize].slots.get(shard.0 as usize);
@@ -250,6 +278,40 @@ impl World {
             // A consumer that is not there does not answer a reset.
             self.no_answer(from, reply_by, unanswered);
         }
+        self.serve_stream();
+    }
+
+    pub(super) fn acks_arrive(
+        &mut self,
+        from: Client,
+        shard: ShardId,
+        created: Timestamp,
+        rows: &[(Seq, Delivery)],
+    ) {
+        // Known and not closed: an acknowledgement names a stream by its name alone. One that comes late may hit a row
+        // of another stream of that name.
+        if !self.broker_up || created != self.stream.created() {
+            return;
+        }
+        let counted: Vec<Seq> =
+            rows.iter().map(|(seq, _)| *seq).filter(|seq| self.stream.ack(shard, *seq)).collect();
+        let numbers: Vec<u64> = counted.iter().map(|seq| seq.0).collect();
+        if counted.is_empty() {
+            return;
+        }
+        self.note(Happening::Asked {
+            process: from.process,
+            shard: shard.0,
+            what: format!("acknowledges {}", Seqs(&numbers)),
+        });
+        if self.scenario.policy.acks == delivery::Acks::WorkQueue {
+            let intents = &self.intents;
+            let checked = trimmed::acknowledged(&self.truth, created, &counted, |shard| {
+                intents.current(ShardId(shard))
+            });
+            self.check(checked);
+        }
+        self.stream.handle(self.now, from, shard, delivery::Command::Ack { rows: Vec::new() });
         self.serve_stream();
     }
 
@@ -305,6 +367,15 @@ impl World {
         let Rows { inbox, pin, mut rows } = rows;
         let planned = self.deliveries_to_lose.get(&shard).copied().unwrap_or_default();
         let before = rows.len();
+        for row in rows.iter().filter(|row| row.redelivered) {
+            if self.acks_lost.contains(&(shard, row.seq)) {
+                self.marks.hit(Mark::AckLostAgain);
+            }
+            let fact = self.truth.at(self.stream.created(), row.seq);
+            if fact.is_some_and(|fact| !trimmed::is_done(fact, self.intents.current(shard))) {
+                self.marks.hit(Mark::RedeliveredHeld);
+            }
+        }
         if planned > 0 {
             let lost = rows.len().min(planned as usize);
             rows.drain(..lost);
@@ -312,6 +383,11 @@ impl World {
         } else if self.chance.permille(self.rates.rows_lost) {
             let chance = &mut self.chance;
             rows.retain(|_| !chance.permille(500));
+        }
+        let owner = &self.processes[to.process as usize];
+        if !owner.up || !owner.connected || owner.client() != to {
+            // A pull of a connection that is gone took them, perhaps between a reset and its answer.
+            self.resyncs.disturbed(self.now + Scenario::CALL_TIMEOUT, shard);
         }
         if rows.len() < before {
             self.marks.hit(Mark::RowsLost);
@@ -343,14 +419,20 @@ impl World {
         let plan = &self.scenario.rows[at];
         let shard = self.scenario.tables[plan.table as usize].shard;
         let number = at as u64;
-        let verdict = if plan.bad { Verdict::Bad("not an object".into()) } else { Verdict::Good };
+        let verdict = match plan.fit {
+            Fit::Good | Fit::Refused { .. } => Verdict::Good,
+            Fit::Payload => Verdict::Bad(Unfit::Payload("not an object".into())),
+            Fit::Subject => Verdict::Bad(Unfit::Subject("no table".into())),
+        };
+        let screened = verdict != Verdict::Good;
+        let payload = jetstream::payload(number, plan.size);
         let message = Message {
             shard: ShardId(shard),
             table: table_name(plan.table),
-            payload: jetstream::payload(number, plan.size),
+            payload: payload.clone(),
             verdict,
         };
-        let (table, bad) = (plan.table, plan.bad);
+        let table = plan.table;
         let stored_at =
             Timestamp(1_700_000_000_000_000_000 + i64::try_from(self.now.as_nanos()).unwrap_or(0) + 1);
         let seq = self.stream.last().seq.next();
@@ -362,8 +444,13 @@ impl World {
             created,
             seq,
             stored_at,
-            bad,
+            published_at: self.now,
+            screened,
+            payload,
             landed: 0,
+            letters: 0,
+            spare: 0,
+            may_be_both: false,
             gone: false,
         });
         self.note(Happening::Published { row: number, table, shard, seq: seq.0 });

@@ -1,5 +1,6 @@
 //! What goes wrong, as it happens.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use holdfast_core::action::Event;
@@ -7,23 +8,32 @@ use holdfast_core::budget::Share;
 use holdfast_core::ports::Attempt;
 use holdfast_core::ports::delivery;
 use holdfast_core::ports::delivery::Inbox;
+use holdfast_core::ports::ledger;
+use holdfast_core::ports::ledger::Revision;
 use holdfast_core::ports::store::Insert;
+use holdfast_core::ports::store::Level;
+use holdfast_core::record::Record;
 use holdfast_core::record::Session;
+use holdfast_core::record::Writer;
+use holdfast_core::row::Mark as Place;
+use holdfast_core::row::Row;
 use holdfast_core::row::Seq;
 use holdfast_core::row::ShardId;
 use holdfast_core::time::Timestamp;
 use holdfast_core::trim;
 
+use crate::clickhouse::Unfit;
 use crate::fault::Cut;
 use crate::fault::Fault;
 use crate::invariants::handover::Handover;
 use crate::jetstream::Client;
+use crate::jetstream::number_of;
 use crate::marks::Mark;
 use crate::process::Process;
 use crate::scenario::Scenario;
 use crate::trace::Happening;
 
-use super::{Due, World};
+use super::{Due, Lurking, World, doubt};
 
 impl World {
     pub(super) fn fault(&mut self, at: usize) {
@@ -58,6 +68,7 @@ impl World {
                 let lost = self.stream.lose_tail(rows);
                 self.truth.removed(created, &lost);
                 self.order.tail_lost(self.stream.last().seq);
+                self.tail_kept = self.stream.last().seq;
                 self.causes.tail_lost |= !lost.is_empty();
                 let seqs = lost.iter().rev().map(|seq| seq.0).collect();
                 self.note(Happening::Removed { why: "a lost tail", seqs });
@@ -101,13 +112,19 @@ impl World {
                 self.agenda.put(at, Due::ConsumerBack(shard));
                 self.serve_stream();
             }
-            Fault::StreamAnew => {
-                self.truth.removed_all();
-                let created = Timestamp(self.stream.created().0 + 1_000_000_000);
-                self.stream.make_anew(created);
-                self.anew_at = self.now;
-                self.serve_stream();
+            Fault::StreamAnew => self.make_anew(),
+            Fault::StreamAnewAstray { shard } => {
+                *self.deliveries_to_lose.entry(ShardId(shard)).or_default() += 1;
+                self.astray.insert(ShardId(shard));
+                self.anew_astray.insert(ShardId(shard));
             }
+            Fault::LedgerOlder { back } => {
+                let then = self.now.saturating_sub(back);
+                let at = self.revisions.partition_point(|(at, _)| *at <= then);
+                let revision = at.checked_sub(1).map_or(Revision(0), |at| self.revisions[at].1);
+                self.stop_everything(revision);
+            }
+            Fault::LedgerLost => self.stop_everything(Revision(0)),
             Fault::Purged { shard, rows } => {
                 let shard = ShardId(shard);
                 let here = self.stream.rows_of(shard);
@@ -135,7 +152,163 @@ impl World {
             }
             Fault::StoreSlow { lasting } => self.store_slow_until = self.now + lasting,
             Fault::StoreRefuses { lasting } => self.store_refuses_until = self.now + lasting,
+            Fault::StoreDenies { class, lasting } => self.store_denies = (self.now + lasting, class),
+            Fault::AlteredUnderWay { shard } => self.alter(ShardId(shard), false),
+            Fault::AlteredHalfway { shard } => self.alter(ShardId(shard), true),
+            Fault::LettersFull { lasting } => self.letters.full(self.now + lasting),
+            Fault::LettersMissing { lasting } => self.letters.missing(self.now + lasting),
+            Fault::AcksLost { lasting } => self.acks_lost_until = self.now + lasting,
         }
+    }
+
+    pub(super) fn make_anew(&mut self) {
+        self.truth.removed_all();
+        let created = Timestamp(self.stream.created().0 + 1_000_000_000);
+        self.stream.make_anew(created);
+        self.serve_stream();
+    }
+
+    /// Everything is stopped, until nothing that was under way can arrive any more; then the ledger is set back.
+    fn stop_everything(&mut self, to: Revision) {
+        let under_way = self.scenario.horizon() + Duration::from_secs(2);
+        self.closed_until = self.now + under_way + Duration::from_millis(100);
+        for process in 0..self.scenario.processes {
+            self.crash(process, Duration::from_millis(200));
+        }
+        self.agenda.put(self.now + under_way, Due::Restore(to));
+    }
+
+    pub(super) fn restore_ledger(&mut self, to: Revision) {
+        self.restored = true;
+        self.lurking.retain(|lurking| !matches!(lurking, Lurking::Write { .. }));
+        self.bucket.restore(to);
+        self.order.ledger_restored();
+        self.note(Happening::Fault(format!("the ledger is as it was at {}", to.0)));
+        for shard in 0..self.scenario.shards {
+            let shard = ShardId(shard);
+            let entry = self.bucket.entry(shard).cloned();
+            let record = entry.as_ref().and_then(|entry| Record::decode(&entry.record).ok());
+            if let (Some(entry), Some(record)) = (entry, &record) {
+                self.note_record(u32::MAX, shard, entry.revision.0, record);
+            }
+            self.intents.replaced(self.now, shard, record);
+        }
+        let last = self.bucket.last();
+        self.revisions.push((self.now, last));
+        let tables = &self.scenario.tables;
+        for fact in self.truth.all_mut() {
+            fact.may_be_both |= fact.letters > 0;
+            // What is in a table that cannot be read back may be stored again.
+            let weak = tables[fact.table as usize].level != Level::ExactlyOnce;
+            if weak && fact.landed > 0 {
+                fact.spare = 1;
+            }
+        }
+    }
+
+    /// Sequences used again have stopped a shard: somebody gives it a new start.
+    pub(super) fn rebase(&mut self, shard: u32) {
+        let of = ShardId(shard);
+        let stopped: Vec<u32> =
+            self.processes.iter().filter(|p| p.up && p.slots[shard as usize].reused).map(|p| p.id).collect();
+        let Some(stored) = self.intents.current(of).cloned() else { return };
+        if !self.broker_up || stopped.is_empty() {
+            return;
+        }
+        let last = self.stream.last();
+        let floor = match self.chance.below(3) {
+            0 => Place { seq: Seq(self.stream.look_at_stream().first.0 - 1), stored_at: Timestamp(0) },
+            1 => Place { seq: self.tail_kept, stored_at: Timestamp(0) },
+            _ => last,
+        };
+        // The tail may have been lost again, or the record is well by now: then a new start does nothing.
+        if stored.rebased == 0 {
+            let writer = Writer { session: Session(u64::MAX), nonce: 0 };
+            let record = Record {
+                version: Record::VERSION,
+                stream_created: self.stream.created(),
+                epoch: stored.epoch + 1,
+                writer,
+                rebased: stored.rebased + 1,
+                floor: floor.seq,
+                high: floor,
+                lanes: BTreeMap::new(),
+            };
+            let expected = self.bucket.entry(of).map_or(Revision(0), |entry| entry.revision);
+            let attempt = Attempt(0);
+            let write = ledger::Command::Write { attempt, shard: of, expected, record: record.encode() };
+            let _ = self.bucket.handle(&write);
+            self.marks.hit(Mark::Rebased);
+            let revision = self.bucket.last();
+            self.revisions.push((self.now, revision));
+            self.note_record(u32::MAX, of, revision.0, &record);
+            self.intents.replaced(self.now, of, Some(record));
+            let created = self.stream.created();
+            for fact in self.truth.all_mut().filter(|fact| fact.shard == shard && fact.created == created) {
+                if fact.seq <= floor.seq {
+                    // Not taken, if it is not done: somebody said so.
+                    fact.gone |= !fact.is_done();
+                } else if fact.is_done() || fact.seq <= self.tail_kept {
+                    // In its table, or on its way there; it is taken again.
+                    fact.spare = 1;
+                    fact.may_be_both = true;
+                }
+            }
+        }
+        for process in stopped {
+            self.crash(process, Duration::from_millis(200));
+        }
+    }
+
+    /// A row of an insert that is on its way ceases to fit its table. The insert's fate is not known to its sender:
+    /// it takes long, or (`halfway`) has left some of its parts.
+    pub(super) fn alter(&mut self, shard: ShardId, halfway: bool) {
+        let fits = |insert: &&Insert| {
+            let parts = self.store.parts_of(insert);
+            let flight = self
+                .flights
+                .iter()
+                .find(|((_, _, of, attempt), _)| (*of, *attempt) == (shard, insert.attempt));
+            insert.shard == shard
+                && flight.is_some()
+                && insert.rows.len() > 1
+                && insert.target.level == Level::ExactlyOnce
+                && (parts > 1 || !halfway)
+        };
+        let Some(insert) = self.store.running().find(fits).cloned() else {
+            // Not now: when the next one is on its way.
+            let again = self.now + Duration::from_millis(20);
+            if !self.quiet {
+                self.agenda.put(again, Due::Alter { shard, halfway });
+            }
+            return;
+        };
+        let rows: Vec<Row> = if halfway {
+            let parts = self.store.parts_of(&insert) as u64;
+            let landed = usize::try_from(self.chance.between(1, parts - 1)).unwrap_or(1);
+            self.store.fail_at(self.now, shard, insert.attempt, landed)
+        } else {
+            self.store.linger(shard, Scenario::INSERT_LIFE * 2 / 3);
+            let flight =
+                self.flights.keys().find(|flight| (flight.2, flight.3) == (shard, insert.attempt)).copied();
+            if let Some(flight) = flight {
+                self.flights.remove(&flight);
+                self.answer_insert(flight, insert.table.clone(), doubt("the connection broke"));
+            }
+            insert.rows.to_vec()
+        };
+        if !rows.is_empty() {
+            let at = usize::try_from(self.chance.below(rows.len() as u64)).unwrap_or(0);
+            let until = if self.chance.permille(700) {
+                Duration::MAX
+            } else {
+                self.now + self.chance.millis(500, 9_000)
+            };
+            let number = number_of(&rows[at].payload);
+            self.store.refuse(number, Unfit { from: self.now, until });
+            self.note(Happening::Fault(format!("row {} does not fit its table any more", rows[at].seq)));
+        }
+        self.serve_store();
     }
 
     pub(super) fn unpin(&mut self, shard: ShardId) {
@@ -191,7 +364,7 @@ impl World {
         }
         self.resyncs.disturbed(self.now, shard);
         self.stream.set_back(shard, Seq(first.0.saturating_sub(by).max(1)));
-        self.stream.deliver_to_nobody(shard, rows);
+        self.stream.deliver_to_nobody(self.now, shard, rows);
         self.serve_stream();
     }
 
@@ -210,7 +383,7 @@ impl World {
         let floor = self.intents.current(shard).map_or(Seq::ZERO, |record| record.floor);
         let (_, rows) = self.stream.delivered(shard);
         self.stream.set_back(shard, floor.next());
-        self.stream.deliver_to_nobody(shard, rows);
+        self.stream.deliver_to_nobody(self.now, shard, rows);
         self.stream.disconnect(self.now, holder);
         self.serve_stream();
         self.agenda.put(until, Due::LinkUp { process, start, link });
@@ -218,6 +391,10 @@ impl World {
 
     pub(super) fn start(&mut self, process: u32) {
         if self.processes[process as usize].up {
+            return;
+        }
+        if self.now < self.closed_until {
+            self.agenda.put(self.closed_until, Due::Start { process });
             return;
         }
         let session = Session(self.chance.below(u64::MAX));

@@ -4,6 +4,7 @@
 //! goes. Messages take a random time, so whatever may be answered in any order is.
 
 mod at_ledger;
+mod at_letters;
 mod at_store;
 mod at_stream;
 mod faults;
@@ -18,18 +19,22 @@ use std::time::Duration;
 use holdfast_core::ports::Attempt;
 use holdfast_core::ports::Failure;
 use holdfast_core::ports::FailureClass;
+use holdfast_core::ports::dead_letters;
 use holdfast_core::ports::delivery;
 use holdfast_core::ports::delivery::InspectError;
 use holdfast_core::ports::delivery::Inspection;
 use holdfast_core::ports::ledger;
+use holdfast_core::ports::ledger::Revision;
 use holdfast_core::ports::ledger::WriteOutcome;
 use holdfast_core::ports::retention;
 use holdfast_core::ports::store;
+use holdfast_core::ports::store::Class;
 use holdfast_core::ports::store::DescribeError;
 use holdfast_core::ports::store::Insert;
 use holdfast_core::ports::store::InsertOutcome;
 use holdfast_core::ports::store::Refusal;
 use holdfast_core::record::Session;
+use holdfast_core::row::Delivery;
 use holdfast_core::row::Row;
 use holdfast_core::row::Seq;
 use holdfast_core::row::ShardId;
@@ -41,6 +46,7 @@ use crate::bucket::Bucket;
 use crate::chance::Chance;
 use crate::clickhouse::ClickHouse;
 use crate::clickhouse::TableSpec;
+use crate::clickhouse::Unfit;
 use crate::fault::Rates;
 use crate::invariants::Checked;
 use crate::invariants::Violation;
@@ -51,10 +57,12 @@ use crate::invariants::resync::Resyncs;
 use crate::invariants::stops::Causes;
 use crate::jetstream::Client;
 use crate::jetstream::JetStream;
+use crate::letters::Letters;
 use crate::marks::Marks;
 use crate::process::Asker;
 use crate::process::Local;
 use crate::process::Process;
+use crate::scenario::Fit;
 use crate::scenario::Scenario;
 use crate::trace::Happening;
 use crate::trace::Trace;
@@ -87,8 +95,6 @@ enum Due {
     },
     AtStream {
         from: Client,
-        /// The stream that it was meant for.
-        created: Timestamp,
         shard: ShardId,
         command: delivery::Command,
         reply_by: Option<Duration>,
@@ -98,7 +104,8 @@ enum Due {
         from: Client,
         shard: ShardId,
         attempt: Attempt,
-        floor: Seq,
+        row: Seq,
+        above: Seq,
         seen: Box<Inspection>,
         reply_by: Option<Duration>,
     },
@@ -115,6 +122,18 @@ enum Due {
         command: ledger::Command,
         reply_by: Option<Duration>,
         again: bool,
+    },
+    AtAcks {
+        from: Client,
+        shard: ShardId,
+        /// The stream that they were meant for.
+        created: Timestamp,
+        rows: Vec<(Seq, Delivery)>,
+    },
+    AtLetters {
+        from: Client,
+        command: Box<dead_letters::Command>,
+        reply_by: Option<Duration>,
     },
     AtRetention {
         from: Client,
@@ -162,6 +181,14 @@ enum Due {
     },
     EndLurking,
     Unpin(ShardId),
+    Anew,
+    /// The ledger as it was at that revision.
+    Restore(Revision),
+    Rebase(u32),
+    Alter {
+        shard: ShardId,
+        halfway: bool,
+    },
     PurgeUnderWay {
         shard: ShardId,
         down: Duration,
@@ -173,7 +200,7 @@ enum Due {
 /// A request that is late, and arrives when it can do the most harm.
 enum Lurking {
     /// A reset, right behind the next reset of another tenure.
-    Reset { from: Client, created: Timestamp, epoch: Option<u64>, shard: ShardId, command: delivery::Command },
+    Reset { from: Client, epoch: Option<u64>, shard: ShardId, command: delivery::Command },
     /// A write, right behind the next look of an heir at the record.
     Write { from: Client, shard: ShardId, asker: Asker, command: ledger::Command },
 }
@@ -181,8 +208,8 @@ enum Lurking {
 impl Lurking {
     fn due(self) -> Due {
         match self {
-            Self::Reset { from, created, shard, command, .. } => {
-                Due::AtStream { from, created, shard, command, reply_by: None }
+            Self::Reset { from, shard, command, .. } => {
+                Due::AtStream { from, shard, command, reply_by: None }
             }
             Self::Write { from, asker, command, .. } => {
                 Due::AtLedger { from, asker, command, reply_by: None, again: false }
@@ -197,6 +224,10 @@ pub(crate) struct Outcome {
     pub(crate) simulated: Duration,
     pub(crate) events: u64,
     pub(crate) faults: u64,
+    /// Inserts that reached the store.
+    pub(crate) inserts: u64,
+    /// Dead letters that are kept.
+    pub(crate) letters: u64,
     pub(crate) marks: Marks,
     pub(crate) hash: u64,
     pub(crate) happenings: Vec<(Duration, Happening)>,
@@ -210,6 +241,8 @@ impl Outcome {
             simulated: Duration::ZERO,
             events: 0,
             faults: 0,
+            inserts: 0,
+            letters: 0,
             marks: Marks::default(),
             hash: 0,
             happenings: Vec::new(),
@@ -235,6 +268,22 @@ pub(crate) struct World {
     store_up: bool,
     store_slow_until: Duration,
     store_refuses_until: Duration,
+    store_denies: (Duration, Class),
+    letters: Letters,
+    acks_lost_until: Duration,
+    /// Acknowledgements that were lost.
+    acks_lost: BTreeSet<(ShardId, Seq)>,
+    /// The revision of the ledger that was the last one at a time.
+    revisions: Vec<(Duration, Revision)>,
+    /// The ledger was set back, or lost.
+    restored: bool,
+    /// Nobody starts a process before that.
+    closed_until: Duration,
+    /// The last row that was left of the stream when it lost its tail.
+    tail_kept: Seq,
+    /// Rows that were refused for their data.
+    refused: BTreeSet<u64>,
+    inserts: u64,
     processes: Vec<Process>,
     sessions: BTreeMap<(u32, u32), Session>,
     flights: BTreeMap<Flight, Duration>,
@@ -245,8 +294,8 @@ pub(crate) struct World {
     blind_unpins: BTreeSet<Flight>,
     /// Shards whose owner's next reset goes astray.
     astray: BTreeSet<ShardId>,
-    /// When the stream was made anew.
-    anew_at: Duration,
+    /// Then the stream is made anew.
+    anew_astray: BTreeSet<ShardId>,
     truth: Truth,
     intents: Intents,
     order: Order,
@@ -273,9 +322,15 @@ impl World {
             level: plan.level,
             partitions: plan.partitions,
             window: plan.window,
+            max_partitions: plan.max_partitions,
             exists_from: plan.exists_from,
         });
-        let store = ClickHouse::new(tables.collect::<Vec<_>>(), scenario.horizon());
+        let mut store = ClickHouse::new(tables.collect::<Vec<_>>(), scenario.horizon());
+        for (number, row) in (0..).zip(&scenario.rows) {
+            if let Fit::Refused { from, until } = row.fit {
+                store.refuse(number, Unfit { from, until });
+            }
+        }
         let largest = scenario.rows.iter().map(|row| row.size.max(8) as u64).max().unwrap_or_default();
         let mut world = Self {
             chance: Chance::new(scenario.seed, 2),
@@ -286,6 +341,7 @@ impl World {
                 Timestamp(1_700_000_000_000_000_000),
                 scenario.shards,
                 scenario.pinned_ttl,
+                scenario.policy,
             ),
             stream_tick: None,
             broker_up: true,
@@ -295,6 +351,16 @@ impl World {
             store_up: true,
             store_slow_until: Duration::ZERO,
             store_refuses_until: Duration::ZERO,
+            store_denies: (Duration::ZERO, Class::Access),
+            letters: Letters::default(),
+            acks_lost_until: Duration::ZERO,
+            acks_lost: BTreeSet::new(),
+            revisions: Vec::new(),
+            restored: false,
+            closed_until: Duration::ZERO,
+            tail_kept: Seq::ZERO,
+            refused: BTreeSet::new(),
+            inserts: 0,
             processes: (0..scenario.processes).map(|id| Process::new(&scenario, id)).collect(),
             sessions: BTreeMap::new(),
             flights: BTreeMap::new(),
@@ -302,12 +368,12 @@ impl World {
             deliveries_to_lose: BTreeMap::new(),
             blind_unpins: BTreeSet::new(),
             astray: BTreeSet::new(),
-            anew_at: Duration::ZERO,
+            anew_astray: BTreeSet::new(),
             truth: Truth::default(),
             intents: Intents::default(),
             order: Order::default(),
             pins: Pins::default(),
-            causes: Causes::default(),
+            causes: Causes { no_letters: !scenario.parking.dead_letters, ..Causes::default() },
             resyncs: Resyncs::default(),
             lurking: Vec::new(),
             largest: largest + Row::OVERHEAD,
@@ -355,6 +421,8 @@ impl World {
             simulated: self.now,
             events: self.events,
             faults: self.faults,
+            inserts: self.inserts,
+            letters: self.letters.count(),
             marks: self.marks,
             hash: self.trace.hash(),
             happenings: self.trace.into_kept(),
@@ -378,27 +446,12 @@ impl World {
     fn step(&mut self, due: Due) {
         match due {
             Due::Local { process, start, what } => self.local(process, start, what),
-            Due::AtStream { from, created, shard, command, reply_by } => {
-                let is_reset = matches!(command, delivery::Command::Reset { .. });
-                // Known and not closed: a reset that was on its way when the stream was made anew names a row of
-                // the old one, and may lie beyond rows of the new one. So may one of a look before that.
-                let late = reply_by.is_none()
-                    && self.anew_at > Duration::ZERO
-                    && self.now < self.anew_at + Scenario::LATEST;
-                if !is_reset || (created == self.stream.created() && !late) {
-                    self.at_stream(from, shard, command, reply_by);
-                } else {
-                    let unanswered = unanswered_stream(&command);
-                    self.no_answer(
-                        from,
-                        reply_by,
-                        unanswered.map(|reply| Local::Delivery { client: None, shard, reply }),
-                    );
-                }
+            Due::AtStream { from, shard, command, reply_by } => {
+                self.at_stream(from, shard, command, reply_by);
             }
-            Due::AtRows { from, shard, attempt, floor, mut seen, reply_by } => {
+            Due::AtRows { from, shard, attempt, row, above, mut seen, reply_by } => {
                 if self.broker_up {
-                    self.stream.look_at_rows(shard, floor, &mut seen);
+                    self.stream.look_at_rows(shard, row, above, &mut seen);
                     let at = self.now + self.latency();
                     self.agenda.put(at, Due::AtConsumer { from, shard, attempt, seen, reply_by });
                 } else {
@@ -425,6 +478,8 @@ impl World {
             Due::AtLedger { from, asker, command, reply_by, again } => {
                 self.at_ledger(from, asker, &command, reply_by, again);
             }
+            Due::AtAcks { from, shard, created, rows } => self.acks_arrive(from, shard, created, &rows),
+            Due::AtLetters { from, command, reply_by } => self.at_letters(from, &command, reply_by),
             Due::AtRetention { from, command, reply_by } => self.at_retention(from, &command, reply_by),
             Due::AtStore { from, insert } => self.at_store(from, *insert),
             Due::AskStore { from, shard, command, reply_by } => {
@@ -469,6 +524,10 @@ impl World {
             Due::Quiet => self.fall_quiet(),
             Due::Look => self.look_whether_settled(),
             Due::Unpin(shard) => self.unpin(shard),
+            Due::Anew => self.make_anew(),
+            Due::Restore(revision) => self.restore_ledger(revision),
+            Due::Rebase(shard) => self.rebase(shard),
+            Due::Alter { shard, halfway } => self.alter(shard, halfway),
             Due::PurgeUnderWay { shard, down } => self.purge_under_way(shard, down),
             Due::EndLurking => {
                 // The moment did not come.
@@ -486,13 +545,17 @@ fn unanswered() -> Failure {
 }
 
 fn doubt(why: &str) -> InsertOutcome {
-    InsertOutcome::Doubt(Refusal { code: None, message: why.to_owned() })
+    InsertOutcome::Doubt(refusal(Class::Doubt, None, why))
+}
+
+fn refusal(class: Class, code: Option<u32>, why: &str) -> Refusal {
+    Refusal { class, code, row: None, message: why.to_owned() }
 }
 
 /// What a caller is told if a command of it is not answered; none if it needs no answer.
 fn unanswered_stream(command: &delivery::Command) -> Option<delivery::Reply> {
     match *command {
-        delivery::Command::Pull(_) | delivery::Command::Close { .. } => None,
+        delivery::Command::Pull(_) | delivery::Command::Close { .. } | delivery::Command::Ack { .. } => None,
         delivery::Command::Reset { attempt, .. } => {
             Some(delivery::Reply::Reset { attempt, outcome: Err(unanswered()) })
         }
@@ -519,7 +582,7 @@ fn unanswered_ledger(command: &ledger::Command) -> ledger::Reply {
 }
 
 fn unanswered_store(command: &store::Command) -> Option<store::Reply> {
-    let refusal = || Refusal { code: None, message: "no answer".to_owned() };
+    let refusal = || refusal(Class::Doubt, None, "no answer");
     match command {
         store::Command::ReadBack { attempt, table, .. } => {
             Some(store::Reply::ReadBack { attempt: *attempt, table: table.clone(), outcome: Err(refusal()) })

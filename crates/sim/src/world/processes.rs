@@ -11,20 +11,23 @@ use holdfast_core::notice::ResyncReason;
 use holdfast_core::notice::ShardFailure;
 use holdfast_core::notice::Trouble;
 use holdfast_core::ports::Attempt;
+use holdfast_core::ports::dead_letters::Cause;
 use holdfast_core::ports::delivery;
 use holdfast_core::ports::delivery::PullEnd;
 use holdfast_core::ports::delivery::Rows;
 use holdfast_core::ports::ledger;
 use holdfast_core::ports::ledger::WriteOutcome;
 use holdfast_core::ports::store;
+use holdfast_core::ports::store::Class;
 use holdfast_core::ports::store::Insert;
 use holdfast_core::ports::store::InsertOutcome;
-use holdfast_core::ports::store::Refusal;
 use holdfast_core::row::ShardId;
 use holdfast_core::row::TableName;
 use holdfast_core::trim;
 
+use crate::invariants::intent;
 use crate::invariants::lands;
+use crate::invariants::stops;
 use crate::invariants::violated;
 use crate::marks::Mark;
 use crate::process::Asker;
@@ -32,7 +35,7 @@ use crate::process::Local;
 use crate::scenario::Scenario;
 use crate::trace::Happening;
 
-use super::{Due, Flight, World, seqs, table_index};
+use super::{Due, Flight, World, refusal, seqs, table_index};
 
 impl World {
     pub(super) fn local(&mut self, process: u32, start: u32, what: Local) {
@@ -106,7 +109,15 @@ impl World {
                         InsertOutcome::Stale => "stale",
                     };
                     let in_doubt = matches!(outcome, InsertOutcome::Doubt(_));
-                    owner.slots[shard.0 as usize].doubts.answered(table, *attempt, in_doubt);
+                    let doubts = &mut owner.slots[shard.0 as usize].doubts;
+                    doubts.answered(table, *attempt, in_doubt);
+                    doubts.refused(
+                        table,
+                        match outcome {
+                            InsertOutcome::Again(refusal) => Some(refusal.class),
+                            _ => None,
+                        },
+                    );
                     let (table, attempt) = (table_index(table), attempt.0);
                     self.note(Happening::Answered { process, shard: shard.0, table, attempt, how });
                 }
@@ -116,6 +127,8 @@ impl World {
                 self.hand(process, shard, Event::Store(reply));
             }
             Local::Turn { insert } => self.insert_turn(process, insert),
+            Local::Post { command } => self.letter_turn(process, command),
+            Local::DeadLetter { shard, reply } => self.hand(process, shard, Event::DeadLetter(reply)),
             Local::Reconnected { link } => {
                 if owner.link == link && !owner.connected && self.broker_up {
                     owner.connected = true;
@@ -200,8 +213,8 @@ impl World {
         });
         self.check(sent);
         if (cut || !self.store_up) && self.chance.permille(500) {
-            let refusal = Refusal { code: None, message: "connection refused".to_owned() };
-            self.answer_insert(flight, insert.table, InsertOutcome::Again(refusal));
+            let refused = refusal(Class::Passing, None, "connection refused");
+            self.answer_insert(flight, insert.table, InsertOutcome::Again(refused));
             return;
         }
         let reply_by = self.now + Scenario::INSERT_TIMEOUT;
@@ -239,6 +252,7 @@ impl World {
                 Action::Delivery(command) => self.send_delivery(process, shard, command),
                 Action::Ledger(command) => self.send_ledger(process, Asker::Shard(shard), command),
                 Action::Store(command) => self.send_store(process, shard, command),
+                Action::DeadLetter(command) => self.send_letter(process, command),
                 Action::Notice(notice) => self.told(process, shard, notice),
                 Action::Report(report) => self.reported(process, shard, report),
             }
@@ -285,6 +299,8 @@ impl World {
         let owns = status.pin.is_some() && phase != "taking over";
         // What an earlier tenure left open can only be finished with rows from the stream.
         let inherited = self.intents.inherited_rows(shard);
+        let stuck = |action: &Action| matches!(action, Action::Notice(Notice::Trouble { .. }));
+        let stuck_now = actions.as_slice().iter().any(stuck);
         let troubled = !status.troubles.is_empty() || status.ledger_trouble.is_some() || inherited > 0;
         let pin = status.pin.filter(|pin| slot.pin.as_ref() != Some(pin)).cloned();
         let budget = status.share;
@@ -314,7 +330,7 @@ impl World {
             }
             if phase == "releasing" && matches!(slot.phase, "halting" | "owning") {
                 // What it held before this event: whatever lets go of rows leads to a write first.
-                checks.push(stopping.released(self.now, slot.held, slot.troubled));
+                checks.push(stopping.released(self.now, slot.held, slot.troubled || stuck_now));
                 if self.now >= stopping.deadline() {
                     self.marks.hit(Mark::LateRelease);
                 }
@@ -361,12 +377,37 @@ impl World {
                 ResyncReason::Disrupted => Some(Mark::Disrupted),
                 ResyncReason::DeadPull => Some(Mark::DeadPull),
                 ResyncReason::Stranded => Some(Mark::Stranded),
+                ResyncReason::Skipped => Some(Mark::Skipped),
                 ResyncReason::NewPin | ResyncReason::OtherPin => None,
             },
             Notice::Repeats { .. } => Some(Mark::Repeats),
             Notice::TokenBurned { .. } => Some(Mark::GenerationRaised),
             Notice::RowsRemoved { .. } => Some(Mark::RowsRemoved),
             Notice::StreamMadeAnew => Some(Mark::StreamAnew),
+            Notice::TableAhead { .. } => Some(Mark::TableAhead),
+            Notice::UnknownRefusal { .. } => Some(Mark::UnknownRefusal),
+            Notice::LetterLost { .. } => Some(Mark::LetterLost),
+            Notice::Parked { cause, .. } => Some(match cause {
+                Cause::Subject => Mark::ParkedSubject,
+                Cause::Payload => Mark::ParkedPayload,
+                Cause::Refused => Mark::ParkedRefused,
+                Cause::UnknownTable => Mark::ParkedUnknownTable,
+            }),
+            Notice::Split { table, batch, .. } => {
+                let record = self.intents.current(shard);
+                if record.is_some_and(|record| self.intents.is_inherited(shard, record, batch.first)) {
+                    self.marks.hit(Mark::SplitInherited);
+                }
+                let doubts = &self.processes[process as usize].slots[shard.0 as usize].doubts;
+                let checked = doubts.splits(table);
+                let last = doubts.last(table).and_then(intent::bounds);
+                self.check(checked);
+                if last.is_some_and(|last| (last.first, last.last) == (batch.first, batch.last)) {
+                    self.marks.hit(Mark::SplitWaitedOut);
+                }
+                Some(Mark::Split)
+            }
+            Notice::Trouble { trouble: Trouble::DeadLetters { .. }, .. } => Some(Mark::LettersRefused),
             Notice::Trouble { trouble: Trouble::Table(_), .. } => Some(Mark::TableMissing),
             Notice::Trouble { trouble: Trouble::BadRow { .. }, .. } => Some(Mark::BadRow),
             Notice::TenureEnded { why, .. } if why.starts_with("another tenure") => {
@@ -387,6 +428,11 @@ impl World {
             if inherited {
                 self.marks.hit(if *attempts == 0 { Mark::InheritedComplete } else { Mark::InheritedSent });
             }
+        }
+        if let Notice::UnknownRefusal { refusal } = &notice
+            && !self.processes[process as usize].slots[shard.0 as usize].unknown.insert(refusal.code)
+        {
+            self.check(violated(stops::TOLD, format!("{refusal} was told again")));
         }
         if let Notice::Trouble { trouble, .. } = &notice {
             let checked = self.causes.troubled(trouble);
@@ -418,6 +464,10 @@ impl World {
                     }
                     ShardFailure::SequencesReused(_) => {
                         slot.reused = true;
+                        if self.chance.permille(700) {
+                            let at = self.now + self.chance.millis(500, 8_000);
+                            self.agenda.put(at, Due::Rebase(shard.0));
+                        }
                         self.marks.hit(Mark::SequencesReused);
                     }
                     ShardFailure::StartNeeded | ShardFailure::Record(_) => {}

@@ -21,6 +21,11 @@ impl World {
         self.deliveries_to_lose.clear();
         self.store_slow_until = Duration::ZERO;
         self.store_refuses_until = Duration::ZERO;
+        self.store_denies.0 = Duration::ZERO;
+        self.letters.recover();
+        self.acks_lost_until = Duration::ZERO;
+        self.astray.clear();
+        self.anew_astray.clear();
         self.note(Happening::Fault("over: everything".to_owned()));
         let share = crate::process::share(&self.scenario);
         for process in 0..self.scenario.processes {
@@ -47,7 +52,13 @@ impl World {
             tail_lost && processes.iter().all(stopped)
         };
         let intents = &self.intents;
-        let unsettled = lands::unsettled(&self.truth, |shard| intents.current(ShardId(shard)), excused);
+        let unsettled = lands::unsettled(
+            &self.truth,
+            |shard| intents.current(ShardId(shard)),
+            excused,
+            |fact| self.poisons(fact),
+            |fact| self.lingers(fact),
+        );
         if unsettled.is_none() {
             self.settled_at.get_or_insert(self.now);
         } else if self.now > self.scenario.quiet_from + Scenario::SETTLES_WITHIN {

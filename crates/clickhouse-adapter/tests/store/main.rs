@@ -1,172 +1,23 @@
 //! The store against the real engine.
 
+mod answers;
+mod bed;
+mod refusals;
+mod rights;
+
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant as Moment};
 
-use bytes::Bytes;
 use holdfast_clickhouse::{
-    Compression, Config, Demand, Need, PingError, Secret, Store, TableConfig, UnknownFields, identifier,
+    Class, Compression, Config, Demand, Need, PingError, Secret, TableConfig, UnknownFields, identifier,
 };
 use holdfast_core::ports::Attempt;
-use holdfast_core::ports::store::{
-    Command, DescribeError, Found, Insert, InsertOutcome, Level, Port, Refusal, Reply, Target, Token,
-};
-use holdfast_core::row::{Delivery, Row, Seq, ShardId, TableName, Verdict};
+use holdfast_core::ports::store::{Command, DescribeError, Found, Insert, InsertOutcome, Level, Port};
+use holdfast_core::row::{Seq, ShardId, TableName};
 use holdfast_core::time::{Instant, Timestamp};
 use holdfast_testbed::{ClickHouse, Proxy};
 
-const CREATED: Timestamp = Timestamp(1_700_000_000_000_000_123);
-const SHARD: ShardId = ShardId(3);
-
-/// A store, and short ways to ask it.
-struct Bed {
-    store: Store,
-}
-
-impl Bed {
-    fn new(url: String, change: impl FnOnce(&mut Config)) -> Self {
-        let mut config = Config { url, insert_timeout: Duration::from_secs(20), ..Config::default() };
-        change(&mut config);
-        let started = Moment::now();
-        Self { store: Store::new(config, Arc::new(move || Instant::at(started.elapsed()))).unwrap() }
-    }
-
-    fn of(server: &ClickHouse) -> Self {
-        Self::new(server.url(), |_| {})
-    }
-
-    async fn send(&self, insert: Insert) -> InsertOutcome {
-        inserted(self.store.call(Command::Insert(insert)).await)
-    }
-
-    async fn put(&self, table: &str, token: &str, rows: Vec<Row>) -> InsertOutcome {
-        self.send(batch_for(table, Level::ExactlyOnce, token, rows)).await
-    }
-
-    async fn read_back(&self, table: &str, first: u64, last: u64) -> Result<Found, Refusal> {
-        self.read_back_from("default", table, first, last).await
-    }
-
-    async fn read_back_from(
-        &self,
-        database: &str,
-        table: &str,
-        first: u64,
-        last: u64,
-    ) -> Result<Found, Refusal> {
-        let command = Command::ReadBack {
-            attempt: Attempt(2),
-            shard: SHARD,
-            table: TableName::new(table),
-            target: target(database, table, Level::ExactlyOnce),
-            created: CREATED,
-            first: Seq(first),
-            last: Seq(last),
-        };
-        match self.store.call(command).await {
-            Some(Reply::ReadBack { attempt: Attempt(2), outcome, .. }) => outcome,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    async fn describe(&self, table: &str) -> Result<Target, DescribeError> {
-        described(self.store.call(describe(table)).await)
-    }
-
-    /// Starts a command and leaves it under way.
-    fn start(&self, command: Command) -> tokio::task::JoinHandle<Option<Reply>> {
-        let store = self.store.clone();
-        tokio::spawn(async move { store.call(command).await })
-    }
-}
-
-fn batch_for(table: &str, level: Level, token: &str, rows: Vec<Row>) -> Insert {
-    Insert {
-        attempt: Attempt(1),
-        shard: SHARD,
-        table: TableName::new(table),
-        target: target("default", table, level),
-        created: CREATED,
-        token: Token(token.into()),
-        rows: rows.into(),
-        send_by: Instant::at(Duration::from_hours(1)),
-    }
-}
-
-fn inserted(reply: Option<Reply>) -> InsertOutcome {
-    match reply {
-        Some(Reply::Inserted { attempt: Attempt(1), outcome, .. }) => outcome,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn describe(table: &str) -> Command {
-    Command::Describe { attempt: Attempt(3), shard: SHARD, table: TableName::new(table) }
-}
-
-fn described(reply: Option<Reply>) -> Result<Target, DescribeError> {
-    match reply {
-        Some(Reply::Described { attempt: Attempt(3), outcome, .. }) => outcome,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn target(database: &str, table: &str, level: Level) -> Target {
-    Target { database: database.into(), table: table.into(), level }
-}
-
-fn row(seq: u64, payload: &str) -> Row {
-    Row {
-        seq: Seq(seq),
-        delivery: Delivery(seq),
-        stored_at: Timestamp(0),
-        table: TableName::new("t"),
-        payload: Bytes::copy_from_slice(payload.as_bytes()),
-        verdict: Verdict::Good,
-    }
-}
-
-fn rows(seqs: std::ops::RangeInclusive<u64>) -> Vec<Row> {
-    seqs.map(|seq| row(seq, &format!(r#"{{"n":{seq},"s":"{}"}}"#, "x".repeat(40)))).collect()
-}
-
-fn seqs(seqs: impl IntoIterator<Item = u64>) -> Vec<Seq> {
-    seqs.into_iter().map(Seq).collect()
-}
-
-const COLUMNS: &str = "_seq UInt64, _stream UInt64, n UInt64, s String";
-const WINDOW: &str = "SETTINGS non_replicated_deduplication_window = 1000";
-
-fn create(server: &ClickHouse, table: &str, rest: &str) {
-    server.query(&format!("CREATE TABLE {table} ({COLUMNS}) ENGINE = {rest}")).unwrap();
-}
-
-fn plain(server: &ClickHouse, table: &str) {
-    create(server, table, &format!("MergeTree ORDER BY _seq {WINDOW}"));
-}
-
-/// Makes each row inserted into `t` take `seconds`.
-fn slow_down(server: &ClickHouse, seconds: f64) {
-    server.query("CREATE TABLE slow (n UInt64) ENGINE = Null").unwrap();
-    let view =
-        format!("CREATE MATERIALIZED VIEW v TO slow AS SELECT n + sleepEachRow({seconds}) AS n FROM t");
-    server.query(&view).unwrap();
-}
-
-fn again(outcome: InsertOutcome) -> Refusal {
-    match outcome {
-        InsertOutcome::Again(refusal) => refusal,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn doubt(outcome: InsertOutcome) -> Refusal {
-    match outcome {
-        InsertOutcome::Doubt(refusal) => refusal,
-        other => panic!("{other:?}"),
-    }
-}
+use crate::bed::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_lands_once_in_one_part_with_its_columns() {
@@ -344,7 +195,25 @@ async fn errors_behind_the_parsing_are_in_doubt() {
              ENGINE = MergeTree PARTITION BY n ORDER BY _seq SETTINGS non_replicated_deduplication_window = 9",
         )
         .unwrap();
-    doubt(bed.put("indexed", "a", vec![row(1, r#"{"n":1,"s":"1"}"#), row(2, r#"{"n":2,"s":"x"}"#)]).await);
+    // Of three: the second is begun before the first is committed.
+    let payloads = [r#"{"n":1,"s":"1"}"#, r#"{"n":2,"s":"2"}"#, r#"{"n":3,"s":"x"}"#];
+    let batch =
+        |from: usize| (1..).zip(payloads).skip(from).map(|(seq, payload)| row(seq, payload)).collect();
+    let refusal = doubt(bed.put("indexed", "a", batch(0)).await);
+    assert_eq!((refusal.class, refusal.code, refusal.row), (Class::Data, Some(6), None));
+    assert_eq!(bed.read_back("indexed", 1, 9).await.unwrap().seqs, seqs([1]));
+    // It is over, so a look makes it certain that nothing of what was sent then is there.
+    let refusal = again(bed.put("indexed", "a", batch(1)).await);
+    assert_eq!((refusal.class, refusal.code, refusal.row), (Class::Data, Some(6), Some(2)));
+    // But not where there is nothing to look at.
+    server
+        .query(
+            "CREATE TABLE merging (_seq UInt64, _stream UInt64, n UInt64, s String, INDEX i toUInt8(s) TYPE minmax) \
+             ENGINE = ReplacingMergeTree PARTITION BY n ORDER BY _seq SETTINGS non_replicated_deduplication_window = 9",
+        )
+        .unwrap();
+    let batch = batch_for("merging", Level::Deduplicated, "a", batch(1));
+    assert_eq!(doubt(bed.send(batch).await).class, Class::Data);
     // A constraint is checked before.
     server.query("ALTER TABLE indexed ADD CONSTRAINT c CHECK n < 100").unwrap();
     assert_eq!(again(bed.put("indexed", "b", vec![row(1, r#"{"n":100,"s":"1"}"#)]).await).code, Some(469));
@@ -593,4 +462,84 @@ async fn ping_tells_what_is_wrong() {
     let error = https.store.ping().await.unwrap_err();
     assert!(matches!(error, PingError::Unreachable { .. }), "{error}");
     again(https.put("t", "a", rows(1..=3)).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_the_record_does_not_know_are_found() {
+    let server = ClickHouse::start().unwrap();
+    plain(&server, "t");
+    create(&server, "weaker", "MergeTree ORDER BY _seq");
+    let bed = Bed::of(&server);
+    assert_eq!(bed.holds("t", 0).await, Ok(None));
+    for table in ["t", "weaker"] {
+        assert_eq!(bed.put(table, "a", rows(1..=50)).await, InsertOutcome::Stored);
+    }
+    assert_eq!(bed.holds("t", 0).await, Ok(Some(Seq(50))));
+    assert_eq!(bed.holds("t", 49).await, Ok(Some(Seq(50))));
+    for above in [50, 51, u64::MAX] {
+        assert_eq!(bed.holds("t", above).await, Ok(None));
+    }
+    assert_eq!(bed.holds("weaker", 0).await, Ok(None), "it cannot be read back");
+    // Another stream's rows are others.
+    let other = Insert { created: Timestamp(7), ..batch_for("t", Level::ExactlyOnce, "b", rows(60..=70)) };
+    assert_eq!(bed.send(other).await, InsertOutcome::Stored);
+    assert_eq!(bed.holds("t", 10).await, Ok(Some(Seq(50))));
+    // Whatever the columns are called, and whether they can be null.
+    let column = |name: &str| identifier::quote(name).unwrap();
+    let (sequence, stream) = ("a` OR 1=1 --", "b' \\ `");
+    server
+        .query(&format!(
+            "CREATE TABLE odd ({} Nullable(Int64), {} Nullable(UInt128), n UInt64, s String) \
+             ENGINE = MergeTree ORDER BY n {WINDOW}",
+            column(sequence),
+            column(stream)
+        ))
+        .unwrap();
+    let odd = Bed::new(server.url(), |config| {
+        sequence.clone_into(&mut config.defaults.sequence_column);
+        stream.clone_into(&mut config.defaults.stream_column);
+    });
+    assert_eq!(odd.holds("odd", 0).await, Ok(None));
+    assert_eq!(odd.put("odd", "a", rows(7..=9)).await, InsertOutcome::Stored);
+    assert_eq!(odd.holds("odd", 7).await, Ok(Some(Seq(9))));
+}
+
+/// The figures stand beside `Inner::highest`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a measurement of a minute"]
+async fn what_it_costs_to_look_for_rows_in_a_large_table() {
+    let server = ClickHouse::start().unwrap();
+    let bed = Bed::of(&server);
+    for (table, order, index) in [
+        ("sorted", "ORDER BY _seq", ""),
+        ("unsorted", "ORDER BY tuple()", ""),
+        ("scattered", "ORDER BY cityHash64(n)", ""),
+        ("indexed", "ORDER BY cityHash64(n)", ", INDEX i _seq TYPE minmax"),
+    ] {
+        server
+            .query(&format!("CREATE TABLE {table} ({COLUMNS}{index}) ENGINE = MergeTree {order} {WINDOW}"))
+            .unwrap();
+        for block in 0..10_u64 {
+            server
+                .query(&format!(
+                    "INSERT INTO {table} SELECT number + 1, {}, number, repeat('x', 40) FROM numbers({}, 1000000)",
+                    CREATED.0,
+                    block * 1_000_000
+                ))
+                .unwrap();
+        }
+        for (what, above) in [("from 0", 0), ("near the end", 9_990_000), ("at the end", 10_000_000)] {
+            let took = |started: Moment| started.elapsed();
+            let plain = Moment::now();
+            bed.describe(table).await.unwrap();
+            let plain = took(plain);
+            let started = Moment::now();
+            let found = bed.holds(table, above).await.unwrap();
+            let took = took(started);
+            println!(
+                "{table:>10}, {what:<12}: {:>8.1?} more than {plain:.1?}; {found:?}",
+                took.saturating_sub(plain)
+            );
+        }
+    }
 }
