@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -255,12 +256,59 @@ impl ClickHouse {
         Ok(())
     }
 
+    /// Makes the renames of some of the next parts of a table's partition fail, those with the numbers `which`
+    /// counted from the next one: the insert is answered 500 with code 1001, and every retry under its token
+    /// with success, though its rows are not there.
+    ///
+    /// Every part of a table takes a number, whatever its partition, and so does an insert that is dropped as a
+    /// repeat.
+    ///
+    /// # Errors
+    /// When ClickHouse does not answer or the file system refuses.
+    pub fn obstruct(&self, table: &str, partition: &str, which: Range<u64>) -> Result<Obstacle> {
+        let folder = self.query(&format!(
+            "SELECT data_paths[1] FROM system.tables WHERE database = 'default' AND name = '{table}'"
+        ))?;
+        let last = self.query(&format!(
+            "SELECT max(max_block_number) FROM system.parts WHERE database = 'default' AND table = '{table}'"
+        ))?;
+        let next = last.trim().parse::<u64>().unwrap_or_default() + 1;
+        let mut obstacle = Obstacle { files: Vec::new() };
+        for number in which {
+            // A folder in the way is replaced, a file is not.
+            let number = next + number;
+            let file = Path::new(folder.trim()).join(format!("{partition}_{number}_{number}_0"));
+            match std::fs::File::create_new(&file) {
+                Ok(_) => obstacle.files.push(file),
+                // The part itself came first.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).context(|| format!("cannot create {}", file.display())),
+            }
+        }
+        Ok(obstacle)
+    }
+
     /// Whether what answers on the port is this server: it must have this data folder.
     fn is_ours(&self, sql: &Sql) -> bool {
         sql.ping()
             && sql
                 .query("SELECT path FROM system.disks WHERE name = 'default'")
                 .is_ok_and(|path| Path::new(&path).starts_with(&self.folder))
+    }
+}
+
+/// Something where parts should go. Dropping it takes it away.
+#[derive(Debug)]
+pub struct Obstacle {
+    files: Vec<PathBuf>,
+}
+
+impl Drop for Obstacle {
+    fn drop(&mut self) {
+        for file in &self.files {
+            // A part that came first, or later, is a folder and stays.
+            let _ = std::fs::remove_file(file);
+        }
     }
 }
 

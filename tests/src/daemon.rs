@@ -102,6 +102,17 @@ impl Daemon {
         self.process.pid()
     }
 
+    /// Its resident memory now, in bytes; 0 when it has ended.
+    #[must_use]
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok())
+            .unwrap_or_default()
+            * 1024
+    }
+
     /// What it is called.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -122,6 +133,15 @@ impl Daemon {
         let path = self.log_path();
         let bytes = std::fs::read(path).context(|| format!("cannot read {}", path.display()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The end of its log, for a failed test.
+    #[must_use]
+    pub fn log_tail(&self) -> String {
+        const LINES: usize = 60;
+        let log = self.log().unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(LINES)..].join("\n")
     }
 
     /// How it ended, if it has.

@@ -8,8 +8,11 @@
 //! | [`guarded`] | a process that can be signalled and never outlives us |
 //! | [`nats`], [`clickhouse`] | the two servers |
 //! | [`daemon`] | `holdfast` itself |
+//! | [`jetstream`] | JetStream in its own words: what the judge reads, and rows that `holdfast publish` would not send |
 //! | [`proxy`], [`frame`] | what stands between a client and a server |
-//! | [`rows`], [`verdict`] | tables, and what is missing, repeated or out of order in them |
+//! | [`http_proxy`] | what stands between Holdfast and ClickHouse, request by request |
+//! | [`rows`], [`dead_letters`], [`verdict`] | tables, what was parked, and what is missing, repeated or out of order |
+//! | [`token`] | the tokens that inserts carry |
 //! | [`rig`] | all of it together: servers, tables, topology, load, daemons |
 //! | [`drills`] | whole-system drills, with figures |
 //! | [`wait`] | waiting for a condition, with a deadline |
@@ -19,23 +22,30 @@
 pub mod build;
 pub mod clickhouse;
 pub mod daemon;
+pub mod dead_letters;
 pub mod drills;
 pub mod error;
 pub mod fetch;
 pub mod frame;
 pub mod guarded;
+pub mod http_proxy;
+pub mod jetstream;
 pub mod nats;
 mod port;
 pub mod proxy;
 pub mod rig;
 pub mod rows;
+pub mod token;
 pub mod verdict;
 pub mod wait;
 
 pub use clickhouse::{ClickHouse, Sql};
 pub use daemon::Daemon;
 pub use error::{Error, Result};
+pub use http_proxy::HttpProxy;
+pub use jetstream::JetStream;
 pub use nats::{NatsCluster, NatsServer};
 pub use proxy::Proxy;
 pub use rig::Rig;
+pub use token::Token;
 pub use verdict::Verdict;

@@ -12,6 +12,7 @@ use crate::clickhouse::own_folder;
 use crate::error::{Context, Error, Result};
 use crate::fetch;
 use crate::guarded::{Ended, Guarded, Launch};
+use crate::jetstream::JetStream;
 use crate::port;
 use crate::wait;
 
@@ -145,6 +146,12 @@ impl NatsServer {
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
+    }
+
+    /// A client for it, which can be used while the server is killed and restarted.
+    #[must_use]
+    pub fn jetstream(&self) -> JetStream {
+        JetStream::new(self.addr())
     }
 
     /// Its name.

@@ -1,6 +1,10 @@
 //! Everything that one whole-system test needs: both servers, tables, topology, load, daemons.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -10,10 +14,14 @@ use tempfile::TempDir;
 use crate::build::holdfast_binary;
 use crate::clickhouse::{ClickHouse, Sql};
 use crate::daemon::{self, Daemon};
+use crate::dead_letters::{self, DeadLetter};
 use crate::error::{Context, Error, Result};
 use crate::guarded::{Ended, Guarded, Launch};
+use crate::http_proxy::HttpProxy;
+use crate::jetstream::JetStream;
 use crate::nats::NatsServer;
 use crate::verdict::{self, Verdict};
+use crate::wait::TimedOut;
 use crate::{rows, wait};
 
 /// What a rig is made of.
@@ -101,6 +109,16 @@ impl Rig {
         self.clickhouse_url = Some(format!("http://{addr}"));
     }
 
+    /// A proxy in front of ClickHouse, through which daemons started from now on reach it.
+    ///
+    /// # Errors
+    /// When there is no port to listen on.
+    pub fn clickhouse_proxy(&mut self) -> Result<HttpProxy> {
+        let proxy = HttpProxy::start(self.clickhouse.addr())?;
+        self.clickhouse_through(proxy.addr());
+        Ok(proxy)
+    }
+
     /// The tables' names.
     #[must_use]
     pub fn tables(&self) -> Vec<String> {
@@ -111,6 +129,31 @@ impl Rig {
     #[must_use]
     pub fn sql(&self) -> Sql {
         self.clickhouse.sql().timeout(Duration::from_mins(2))
+    }
+
+    /// JetStream, for the judge and for rows that `holdfast publish` would not send.
+    #[must_use]
+    pub fn jetstream(&self) -> JetStream {
+        self.nats.jetstream()
+    }
+
+    /// The value that a configuration key was set to last.
+    fn setting(&self, key: &str) -> Option<&str> {
+        self.options.settings.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    /// The dead letters' stream; `None` where there is none.
+    fn dead_letter_stream(&self) -> Option<&str> {
+        Some(self.setting("topology.dead_letters").unwrap_or("INGEST_DEAD")).filter(|name| !name.is_empty())
+    }
+
+    /// The dead letters, from the stream itself.
+    ///
+    /// # Errors
+    /// When nats-server does not answer.
+    pub fn dead_letters(&self) -> Result<Vec<DeadLetter>> {
+        self.dead_letter_stream()
+            .map_or(Ok(Vec::new()), |stream| dead_letters::read(&self.jetstream(), stream))
     }
 
     /// A folder of the rig's own.
@@ -235,6 +278,33 @@ impl Rig {
         Ok(Publishing(process))
     }
 
+    /// Publishes rows to tables as they are given, of any bytes whatever, with their receipt, and gives the
+    /// sequence of each.
+    ///
+    /// # Errors
+    /// When one is not stored.
+    pub fn publish_rows<'a, P: AsRef<[u8]>>(
+        &self,
+        rows: impl IntoIterator<Item = (&'a str, P)>,
+    ) -> Result<Vec<u64>> {
+        let mut tables = Vec::new();
+        let rows = rows.into_iter().map(|(table, payload)| {
+            tables.push(table);
+            (format!("ingest.{table}"), payload)
+        });
+        let stored = self.jetstream().publish_all(rows)?;
+        let stream = self.setting("topology.stream").unwrap_or("INGEST");
+        let created = self.jetstream().created(stream)?;
+        let mut text = format!("# holdfast receipt 1 {created} {stream}\n");
+        for (seq, table) in stored.iter().zip(tables) {
+            let _ = writeln!(text, "{seq}\t{table}");
+        }
+        let path = self.receipt();
+        let append = || File::options().create(true).append(true).open(&path)?.write_all(text.as_bytes());
+        append().context(|| format!("cannot write {}", path.display()))?;
+        Ok(stored)
+    }
+
     /// Rows in all tables.
     ///
     /// # Errors
@@ -249,8 +319,17 @@ impl Rig {
         answer.trim().parse().map_err(|_| Error::Answer { what: "a count of rows", answer })
     }
 
-    /// Waits until `expected` rows are in the tables. `seen` is told how many there are as they come; an
-    /// error from it ends the wait.
+    /// Rows in all tables and in the dead letters.
+    ///
+    /// # Errors
+    /// When a server does not answer.
+    pub fn settled(&self) -> Result<u64> {
+        let parked = self.dead_letter_stream().map_or(Ok(0), |stream| self.jetstream().messages(stream))?;
+        Ok(self.stored()? + parked)
+    }
+
+    /// Waits until `expected` rows are in the tables or the dead letters. `seen` is told how many there are as
+    /// they come; an error from it ends the wait.
     ///
     /// # Errors
     /// When they are not there in time.
@@ -261,27 +340,39 @@ impl Rig {
         mut seen: impl FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         let mut failed = None;
-        wait::until_true(&format!("{expected} rows in the tables"), within, || {
+        let mut last = 0;
+        let outcome = wait::until_true(&format!("{expected} rows in the tables"), within, || {
             // A server that is being restarted does not answer.
-            let Ok(stored) = self.stored() else { return false };
-            failed = seen(stored).err();
-            stored >= expected || failed.is_some()
-        })?;
+            let Ok(settled) = self.settled() else { return false };
+            last = settled;
+            failed = seen(settled).err();
+            settled >= expected || failed.is_some()
+        });
+        outcome.map_err(|late| TimedOut { what: format!("{}; there are {last}", late.what), ..late })?;
         failed.map_or(Ok(()), Err)
     }
 
-    /// Judges all tables, of which `published` rows in all were published, by plain SQL.
+    /// Judges all tables, to which `published` rows in all were published in turn, by plain SQL and by what the
+    /// stream of dead letters holds.
     ///
     /// # Errors
-    /// When ClickHouse does not answer.
+    /// When a server does not answer.
     pub fn judge(&self, published: u64) -> Result<Verdict> {
         let tables = self.tables();
+        let mut parked: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        for letter in self.dead_letters()? {
+            // One without a counter was never generated: unexpected.
+            parked.entry(letter.table.clone()).or_default().push(letter.counter().unwrap_or(u64::MAX));
+        }
         let each = published / tables.len() as u64;
         let more = published % tables.len() as u64;
         tables
             .iter()
             .zip(0_u64..)
-            .map(|(table, place)| verdict::judge(&self.sql(), table, each + u64::from(place < more)))
+            .map(|(table, place)| {
+                let dead = parked.get(table).map_or(&[][..], Vec::as_slice);
+                verdict::judge_with(&self.sql(), table, each + u64::from(place < more), dead)
+            })
             .sum()
     }
 
@@ -302,6 +393,44 @@ impl Rig {
             }
         }
         Ok(wrong)
+    }
+}
+
+/// Waits until `expected` rows are in the tables or the dead letters, while the daemon runs.
+///
+/// # Panics
+/// When they are not there in two minutes, or the daemon ends; with the end of its log.
+#[track_caller]
+pub fn assert_landed(rig: &Rig, daemon: &mut Daemon, expected: u64) {
+    if let Err(error) = rig.landed(expected, Duration::from_mins(2), |_| daemon.must_run()) {
+        panic!("{error}\n{}", daemon.log_tail());
+    }
+}
+
+/// Stops the daemon with SIGTERM.
+///
+/// # Panics
+/// When that is no clean end; with the end of its log.
+#[track_caller]
+pub fn assert_stops(daemon: &mut Daemon) {
+    match daemon.stop(Duration::from_secs(26)) {
+        Ok(ended) if ended.is_success() => {}
+        Ok(ended) => panic!("{ended}\n{}", daemon.log_tail()),
+        Err(error) => panic!("{error}\n{}", daemon.log_tail()),
+    }
+}
+
+/// Panics unless every one of `published` rows is there once and in order, by plain SQL and by
+/// `holdfast verify`.
+///
+/// # Panics
+/// With what both say, when it is not so.
+#[track_caller]
+pub fn assert_whole(rig: &Rig, published: u64) {
+    match (rig.judge(published), rig.unproven()) {
+        (Ok(verdict), Ok(unproven)) if verdict.ok() && unproven.is_empty() => {}
+        (Ok(verdict), Ok(unproven)) => panic!("{verdict}\n{}", unproven.join("\n")),
+        (Err(error), _) | (_, Err(error)) => panic!("{error}"),
     }
 }
 

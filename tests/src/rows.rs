@@ -11,9 +11,29 @@ use crate::error::Result;
 /// # Errors
 /// When ClickHouse refuses.
 pub fn create_table(sql: &Sql, table: &str) -> Result<()> {
+    create(sql, table, "", "tuple()")
+}
+
+/// [`create_table`] with a number `v`, which can be given values that ClickHouse refuses.
+///
+/// # Errors
+/// When ClickHouse refuses.
+pub fn create_picky_table(sql: &Sql, table: &str) -> Result<()> {
+    create(sql, table, ", v Int32 DEFAULT 0", "tuple()")
+}
+
+/// [`create_picky_table`], partitioned by this expression.
+///
+/// # Errors
+/// When ClickHouse refuses.
+pub fn create_partitioned_table(sql: &Sql, table: &str, by: &str) -> Result<()> {
+    create(sql, table, ", v Int32 DEFAULT 0", by)
+}
+
+fn create(sql: &Sql, table: &str, columns: &str, by: &str) -> Result<()> {
     sql.query(&format!(
-        "CREATE TABLE {} (_seq UInt64, _stream UInt64, n UInt64, pad String) \
-         ENGINE = MergeTree ORDER BY tuple() \
+        "CREATE TABLE {} (_seq UInt64, _stream UInt64, n UInt64, pad String{columns}) \
+         ENGINE = MergeTree PARTITION BY {by} ORDER BY tuple() \
          SETTINGS non_replicated_deduplication_window = 1000000, \
          enable_block_number_column = 1, enable_block_offset_column = 1",
         identifier(table)

@@ -1,8 +1,10 @@
 //! What is missing, repeated or out of order in a table, by plain SQL.
 //!
 //! The judge shares no code with Holdfast: it counts what `SELECT` shows. A table of
-//! [`rows::create_table`](crate::rows::create_table) was published `n = 0, 1, …, expected - 1` in this order.
+//! [`rows::create_table`](crate::rows::create_table) was published `n = 0, 1, …, expected - 1` in this order. A
+//! row that can never be stored has its place in the dead letters, and nowhere else.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::{Add, AddAssign};
 
@@ -17,9 +19,11 @@ pub struct Verdict {
     pub expected: u64,
     /// Rows that are.
     pub stored: u64,
-    /// Published, and not there.
+    /// Rows that are in the dead letters instead.
+    pub dead_lettered: u64,
+    /// Published, and in neither.
     pub missing: u64,
-    /// There once more than it should be, each time counted.
+    /// There once more than it should be, each time counted; also a row that is stored and a dead letter.
     pub repeated: u64,
     /// There, and never published.
     pub unexpected: u64,
@@ -43,6 +47,7 @@ impl Add for Verdict {
         Self {
             expected: self.expected + other.expected,
             stored: self.stored + other.stored,
+            dead_lettered: self.dead_lettered + other.dead_lettered,
             missing: self.missing + other.missing,
             repeated: self.repeated + other.repeated,
             unexpected: self.unexpected + other.unexpected,
@@ -67,10 +72,11 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}: {} of {} rows, {} missing, {} repeated, {} unexpected, {} out of order",
+            "{}: {} of {} rows stored, {} dead letters, {} missing, {} repeated, {} unexpected, {} out of order",
             if self.ok() { "ok" } else { "WRONG" },
             self.stored,
             self.expected,
+            self.dead_lettered,
             self.missing,
             self.repeated,
             self.unexpected,
@@ -79,18 +85,32 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Judges a table that `expected` rows were published to.
+/// Judges a table that `expected` rows were published to, none of which is a dead letter.
 ///
 /// # Errors
 /// When ClickHouse refuses a query or does not answer.
 pub fn judge(sql: &Sql, table: &str, expected: u64) -> Result<Verdict> {
+    judge_with(sql, table, expected, &[])
+}
+
+/// [`judge`], with the counters of the dead letters.
+///
+/// # Errors
+/// When ClickHouse refuses a query or does not answer.
+pub fn judge_with(sql: &Sql, table: &str, expected: u64, dead: &[u64]) -> Result<Verdict> {
     let table = identifier(table);
-    let [stored, distinct, wanted] = numbers(
+    let letters: BTreeSet<u64> = dead.iter().copied().collect();
+    let strays = letters.range(expected..).count() as u64;
+    let list: Vec<_> = letters.iter().map(u64::to_string).collect();
+    let list = format!("CAST([{}], 'Array(UInt64)')", list.join(","));
+    let [stored, distinct, wanted, both, wanted_both] = numbers(
         sql,
         &format!(
-            "SELECT count(), uniqExact(n), uniqExactIf(n, n < {expected}) FROM {table} FORMAT TabSeparated"
+            "SELECT count(), uniqExact(n), uniqExactIf(n, n < {expected}), uniqExactIf(n, has({list}, n)), \
+             uniqExactIf(n, n < {expected} AND has({list}, n)) FROM {table} FORMAT TabSeparated"
         ),
     )?;
+    let parked = letters.len() as u64 - strays - wanted_both;
     // In the order of insertion, which the block columns keep, the stream's sequence must rise. Every partition
     // counts its blocks by itself.
     let [inserted_late] = numbers(
@@ -117,9 +137,10 @@ pub fn judge(sql: &Sql, table: &str, expected: u64) -> Result<Verdict> {
     Ok(Verdict {
         expected,
         stored,
-        missing: expected - wanted,
-        repeated: stored - distinct,
-        unexpected: distinct - wanted,
+        dead_lettered: dead.len() as u64,
+        missing: expected - wanted - parked,
+        repeated: stored - distinct + (dead.len() - letters.len()) as u64 + both,
+        unexpected: distinct - wanted + strays,
         out_of_order: inserted_late + numbered_wrong,
     })
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use holdfast_testbed::verdict::judge;
+use holdfast_testbed::verdict::{judge, judge_with};
 use holdfast_testbed::wait::until_true;
 use holdfast_testbed::{ClickHouse, Error, NatsCluster, NatsServer, Sql, Verdict, rows};
 
@@ -177,6 +177,16 @@ fn verdicts() {
     rows::create_table(&sql, "swapped").unwrap();
     insert("swapped", "SELECT number + 1 AS seq, bitXor(number, 1) AS n FROM numbers(100)");
     assert_eq!(judge(&sql, "swapped", 100).unwrap(), Verdict { out_of_order: 50, ..right(100, 100) });
+
+    // Dead letters have a row's place: not beside the row, not twice, and not without a row.
+    fresh("parked");
+    let dead = |numbers: &[u64]| judge_with(&sql, "parked", 103, numbers).unwrap();
+    let with = |dead_lettered| Verdict { dead_lettered, ..right(100, 103) };
+    assert!(dead(&[100, 101, 102]).ok());
+    assert_eq!(dead(&[102]), Verdict { missing: 2, ..with(1) });
+    assert_eq!(dead(&[100, 101, 102, 102]), Verdict { repeated: 1, ..with(4) });
+    assert_eq!(dead(&[100, 101, 102, 7]), Verdict { repeated: 1, ..with(4) });
+    assert_eq!(dead(&[100, 101, 102, u64::MAX]), Verdict { unexpected: 1, ..with(4) });
 
     let sum: Verdict = [right(1, 2), right(3, 4)].into_iter().sum();
     assert_eq!(sum, right(4, 6));

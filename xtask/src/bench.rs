@@ -35,34 +35,35 @@ struct Measured {
     runs: usize,
 }
 
-const ONE_SHARD_NONE: &str = "one-shard-none";
+/// What is compared: the name, and the daemon's ack policy. The plain loop always acks each row: without acks it
+/// could not go on where it was.
+const ALL: [(&str, &str); 2] = [("one-shard-none", "none"), ("one-shard-explicit", "explicit")];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let chosen: Vec<_> =
+        ALL.iter().filter(|(name, _)| options.only.as_deref().is_none_or(|only| only == *name)).collect();
     if let Some(only) = &options.only
-        && only != ONE_SHARD_NONE
+        && chosen.is_empty()
     {
-        bail!("no benchmark is called {only}; there is {ONE_SHARD_NONE}");
+        bail!("no benchmark is called {only}; there are {}", ALL.map(|(name, _)| name).join(", "));
     }
-    let mut holdfast = Vec::new();
-    let mut plain = Vec::new();
-    for round in 1..=options.runs.max(1) {
-        holdfast.push(measure_holdfast(options.rows).context("holdfast")?);
-        plain.push(measure_plain(options.rows).context("the plain loop")?);
-        eprintln!(
-            "{ONE_SHARD_NONE}, run {round}: holdfast {:.0} rows/s, plain {:.0} rows/s",
-            holdfast[round - 1],
-            plain[round - 1]
-        );
+    let runs = options.runs.max(1);
+    let mut measured = Vec::new();
+    for &(name, ack_policy) in chosen {
+        let mut holdfast = Vec::new();
+        let mut plain = Vec::new();
+        for round in 1..=runs {
+            holdfast.push(measure_holdfast(options.rows, ack_policy).context("holdfast")?);
+            plain.push(measure_plain(options.rows).context("the plain loop")?);
+            eprintln!(
+                "{name}, run {round}: holdfast {:.0} rows/s, plain {:.0} rows/s",
+                holdfast[round - 1],
+                plain[round - 1]
+            );
+        }
+        let (holdfast, plain) = (median(&mut holdfast), median(&mut plain));
+        measured.push(Measured { name, holdfast, plain, ratio: holdfast / plain, unit: "rows/s", runs });
     }
-    let (holdfast, plain) = (median(&mut holdfast), median(&mut plain));
-    let measured = [Measured {
-        name: ONE_SHARD_NONE,
-        holdfast,
-        plain,
-        ratio: holdfast / plain,
-        unit: "rows/s",
-        runs: options.runs.max(1),
-    }];
     if options.json {
         println!("{}", serde_json::to_string_pretty(&measured)?);
     } else {
@@ -79,15 +80,15 @@ fn median(figures: &mut [f64]) -> f64 {
 }
 
 /// One shard, one table, rows of 256 bytes that wait in the stream already.
-fn loaded(rows: u64) -> Result<Rig> {
+fn loaded(rows: u64, ack_policy: &str) -> Result<Rig> {
     let options = rig::Options { shards: 1, tables: 1, ..rig::Options::default() };
-    let rig = Rig::start(options.set("topology.start", "first"))?;
+    let rig = Rig::start(options.set("topology.start", "first").set("topology.ack_policy", ack_policy))?;
     rig.publish(0, rows, 256, None)?.finish(Duration::from_mins(5))?;
     Ok(rig)
 }
 
-fn measure_holdfast(rows: u64) -> Result<f64> {
-    let rig = loaded(rows)?;
+fn measure_holdfast(rows: u64, ack_policy: &str) -> Result<f64> {
+    let rig = loaded(rows, ack_policy)?;
     let began = Instant::now();
     let mut daemon = rig.daemon("holdfast").start()?;
     rig.landed(rows, Duration::from_mins(5), |_| daemon.must_run())?;
@@ -101,7 +102,7 @@ fn measure_holdfast(rows: u64) -> Result<f64> {
 }
 
 fn measure_plain(rows: u64) -> Result<f64> {
-    let rig = loaded(rows)?;
+    let rig = loaded(rows, "none")?;
     let binary = build::testbed_binary("plain-loop")?;
     let began = Instant::now();
     let mut child = Command::new(binary)

@@ -8,6 +8,7 @@ use holdfast_testbed::rig::{self, Rig};
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
+use crate::drill::Topology;
 use crate::interrupt;
 
 #[derive(Debug, clap::Args)]
@@ -24,9 +25,8 @@ pub(crate) struct Options {
     /// How often the daemon is killed (SIGKILL) and started again, evenly spread over the rows
     #[arg(long, default_value_t = 1)]
     kills: u32,
-    /// Whether rows are acked to the stream
-    #[arg(long, default_value = "none", value_parser = ["none", "explicit"])]
-    ack_policy: String,
+    #[command(flatten)]
+    topology: Topology,
     /// Print the verdict as JSON, and nothing else on standard output
     #[arg(long)]
     json: bool,
@@ -52,6 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.tables == 0 || options.rows == 0 {
         bail!("--rows and --tables: at least 1");
     }
+    options.topology.check()?;
     let interrupted = interrupt::watch()?;
     let say = |text: &str| {
         if !options.json {
@@ -61,7 +62,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     say("starting nats-server and ClickHouse (fetched and built at the first time)");
     let rig = Rig::start(
         rig::Options { shards: options.shards, tables: options.tables, ..rig::Options::default() }
-            .set("topology.ack_policy", &options.ack_policy),
+            .set("topology.ack_policy", &options.topology.ack_policy)
+            .set("topology.retention", &options.topology.retention),
     )?;
     let mut daemon = rig.ready_daemon("holdfast")?;
     say(&format!(

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use rand::RngExt;
 use rand::seq::SliceRandom;
 
-use super::Outcome;
+use super::{Outcome, Settings};
 use crate::error::Result;
-use crate::rig::{Options, Rig};
+use crate::rig::Rig;
 
 /// Rows of one round.
 const ROWS: u64 = 400_000;
@@ -22,12 +22,12 @@ enum Victim {
     ClickHouse,
 }
 
-pub(super) fn run(rounds: u32, tell: &mut dyn FnMut(&str)) -> Result<Outcome> {
+pub(super) fn run(settings: &Settings, tell: &mut dyn FnMut(&str)) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let mut kills = 0_u32;
     let began = Instant::now();
-    for round in 1..=rounds {
-        let mut rig = Rig::start(Options::default().set("batch.max_age", "200ms"))?;
+    for round in 1..=settings.rounds {
+        let mut rig = Rig::start(settings.rig(8, 16).set("batch.max_age", "200ms"))?;
         let mut daemon = rig.ready_daemon("holdfast")?;
         let mut publishing = rig.publish(0, ROWS, 256, Some(RATE))?;
         let load = Duration::from_secs(ROWS / RATE);
@@ -66,17 +66,11 @@ pub(super) fn run(rounds: u32, tell: &mut dyn FnMut(&str)) -> Result<Outcome> {
             }
             Ok(())
         })?;
-        let stopped = daemon.stop(Duration::from_secs(30))?;
-        if !stopped.is_success() {
-            outcome.faults.push(format!("round {round}: the daemon's clean stop ended with {stopped}"));
-        }
-        let verdict = rig.judge(ROWS)?;
+        let verdict = outcome.judge(&rig, &mut daemon, ROWS)?;
         tell(&format!("round {round}: {verdict}"));
-        outcome.verdict += verdict;
-        outcome.faults.extend(rig.unproven()?);
     }
     outcome.figures.insert("kills", f64::from(kills));
-    outcome.figures.insert("rows", (ROWS * u64::from(rounds)) as f64);
+    outcome.figures.insert("rows", (ROWS * u64::from(settings.rounds)) as f64);
     outcome.figures.insert("seconds", began.elapsed().as_secs_f64());
     Ok(outcome)
 }

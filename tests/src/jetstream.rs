@@ -1,0 +1,315 @@
+//! JetStream in the protocol's own words, over a plain socket.
+//!
+//! The judge reads with it, so that what it says rests on no client that Holdfast uses; and it publishes what
+//! `holdfast publish` never would.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::error::{Context, Error, Result};
+use crate::frame::{Decoder, Frame, Verb};
+
+/// How long a server may be silent.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Rows published without having heard of the first of them.
+const WINDOW: usize = 1_000;
+const INBOX: &str = "_TESTBED.answers";
+
+/// A client for the server at one address: a connection for each call, so that it outlives restarts.
+#[derive(Debug, Clone, Copy)]
+pub struct JetStream {
+    addr: SocketAddr,
+}
+
+/// A message of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// The subject it is stored under.
+    pub subject: String,
+    /// Its sequence.
+    pub seq: u64,
+    /// Its headers as they were sent (`NATS/1.0 …`); empty without.
+    pub headers: String,
+    /// Its payload.
+    pub payload: Vec<u8>,
+}
+
+impl Stored {
+    /// A header's first value.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.lines().skip(1).find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            key.trim().eq_ignore_ascii_case(name).then_some(value.trim())
+        })
+    }
+}
+
+impl JetStream {
+    /// A client for the server at this address.
+    #[must_use]
+    pub fn new(addr: SocketAddr) -> Self {
+        Self { addr }
+    }
+
+    /// Asks JetStream's interface: `STREAM.INFO.S` with a body such as `{}`.
+    ///
+    /// # Errors
+    /// [`Error::Answer`] with the server's words when it refuses, [`Error::Io`] when it does not answer.
+    pub fn api(&self, what: &str, body: &Value) -> Result<Value> {
+        let answer = self.connect()?.request(&format!("$JS.API.{what}"), body.to_string().as_bytes())?;
+        let value: Value =
+            serde_json::from_slice(&answer).map_err(|_| refused(&String::from_utf8_lossy(&answer)))?;
+        if value.get("error").is_some() { Err(refused(&value.to_string())) } else { Ok(value) }
+    }
+
+    /// What the server says of a stream.
+    ///
+    /// # Errors
+    /// As [`api`](Self::api).
+    pub fn stream(&self, stream: &str) -> Result<Value> {
+        self.api(&format!("STREAM.INFO.{stream}"), &json!({}))
+    }
+
+    /// When a stream was created, in nanoseconds since 1970.
+    ///
+    /// # Errors
+    /// As [`api`](Self::api).
+    pub fn created(&self, stream: &str) -> Result<i128> {
+        let info = self.stream(stream)?;
+        let text = info["created"].as_str().unwrap_or_default();
+        OffsetDateTime::parse(text, &Rfc3339)
+            .map(OffsetDateTime::unix_timestamp_nanos)
+            .map_err(|_| refused(text))
+    }
+
+    /// What the server says of a consumer.
+    ///
+    /// # Errors
+    /// As [`api`](Self::api).
+    pub fn consumer(&self, stream: &str, consumer: &str) -> Result<Value> {
+        self.api(&format!("CONSUMER.INFO.{stream}.{consumer}"), &json!({}))
+    }
+
+    /// How many messages a stream holds; none if there is no such stream.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub fn messages(&self, stream: &str) -> Result<u64> {
+        match self.stream(stream) {
+            Ok(info) => Ok(info["state"]["messages"].as_u64().unwrap_or_default()),
+            Err(Error::Answer { answer, .. }) if answer.contains("stream not found") => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Publishes one message, and gives its sequence.
+    ///
+    /// # Errors
+    /// When it is not stored.
+    pub fn publish(&self, subject: &str, payload: &[u8]) -> Result<u64> {
+        self.publish_all([(subject, payload)]).map(|seqs| seqs[0])
+    }
+
+    /// Publishes one message with headers (`Name: value`), and gives its sequence.
+    ///
+    /// # Errors
+    /// When it is not stored.
+    pub fn publish_with(&self, subject: &str, headers: &[&str], payload: &[u8]) -> Result<u64> {
+        let headers = format!("NATS/1.0\r\n{}\r\n\r\n", headers.join("\r\n"));
+        let total = headers.len() + payload.len();
+        let mut bytes =
+            format!("HPUB {subject} {INBOX}.0 {} {total}\r\n{headers}", headers.len()).into_bytes();
+        bytes.extend_from_slice(payload);
+        bytes.extend_from_slice(b"\r\n");
+        let mut connection = self.connect()?;
+        connection.send(&bytes)?;
+        stored(&connection.answer()?)
+    }
+
+    /// Publishes messages in this order, and gives the sequence of each.
+    ///
+    /// # Errors
+    /// When one is not stored; those before it may be.
+    pub fn publish_all<S: AsRef<str>, P: AsRef<[u8]>>(
+        &self,
+        messages: impl IntoIterator<Item = (S, P)>,
+    ) -> Result<Vec<u64>> {
+        let mut connection = self.connect()?;
+        let mut seqs = Vec::new();
+        let mut sent = 0;
+        let mut messages = messages.into_iter();
+        let mut buffer = Vec::new();
+        loop {
+            buffer.clear();
+            while sent - seqs.len() < WINDOW
+                && buffer.len() < 1 << 20
+                && let Some((subject, payload)) = messages.next()
+            {
+                let payload = payload.as_ref();
+                let line = format!("PUB {} {INBOX}.{sent} {}\r\n", subject.as_ref(), payload.len());
+                buffer.extend_from_slice(line.as_bytes());
+                buffer.extend_from_slice(payload);
+                buffer.extend_from_slice(b"\r\n");
+                sent += 1;
+            }
+            connection.send(&buffer)?;
+            if sent == seqs.len() {
+                return Ok(seqs);
+            }
+            seqs.push(stored(&connection.answer()?)?);
+        }
+    }
+
+    /// All messages of a stream, in their order; none if there is no such stream.
+    ///
+    /// # Errors
+    /// When the server refuses or does not answer.
+    pub fn read(&self, stream: &str) -> Result<Vec<Stored>> {
+        let mut connection = self.connect()?;
+        let mut found = Vec::new();
+        let mut next = 1;
+        loop {
+            let body = json!({ "seq": next, "next_by_subj": ">" }).to_string();
+            let answer = connection.request(&format!("$JS.API.STREAM.MSG.GET.{stream}"), body.as_bytes())?;
+            let value: Value = serde_json::from_slice(&answer)
+                .map_err(|_| refused(&String::from_utf8_lossy(&answer[..answer.len().min(200)])))?;
+            if let Some(error) = value.get("error") {
+                return match error["err_code"].as_u64() {
+                    // No message found; stream not found.
+                    Some(10_037 | 10_059) => Ok(found),
+                    _ => Err(refused(&error.to_string())),
+                };
+            }
+            let message = &value["message"];
+            let bytes = |field: &str| {
+                let text = message[field].as_str().unwrap_or_default();
+                BASE64_STANDARD.decode(text).map_err(|_| refused(text))
+            };
+            let seq = message["seq"].as_u64().ok_or_else(|| refused(&message.to_string()))?;
+            found.push(Stored {
+                subject: message["subject"].as_str().unwrap_or_default().to_owned(),
+                seq,
+                headers: String::from_utf8_lossy(&bytes("hdrs")?).into_owned(),
+                payload: bytes("data")?,
+            });
+            next = seq + 1;
+        }
+    }
+
+    fn connect(&self) -> Result<Connection> {
+        Connection::open(self.addr).context(|| format!("nats-server at {}", self.addr))
+    }
+}
+
+/// The sequence in a publish's answer.
+fn stored(answer: &Frame) -> Result<u64> {
+    let text = String::from_utf8_lossy(answer.payload()).into_owned();
+    let value: Value = serde_json::from_str(&text).map_err(|_| refused(&text))?;
+    match value["seq"].as_u64() {
+        Some(seq) if value.get("error").is_none() => Ok(seq),
+        _ => Err(refused(&text)),
+    }
+}
+
+fn refused(answer: &str) -> Error {
+    Error::Answer { what: "JetStream", answer: answer.chars().take(1_000).collect() }
+}
+
+struct Connection {
+    stream: TcpStream,
+    decoder: Decoder,
+    frames: VecDeque<Frame>,
+}
+
+impl Connection {
+    fn open(addr: SocketAddr) -> std::io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&addr, PATIENCE)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut connection = Self { stream, decoder: Decoder::default(), frames: VecDeque::new() };
+        let hello = "{\"verbose\":false,\"pedantic\":false,\"headers\":true,\"no_responders\":true,\"lang\":\"testbed\"}";
+        connection.stream.write_all(format!("CONNECT {hello}\r\nSUB {INBOX}.* 1\r\n").as_bytes())?;
+        Ok(connection)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.stream.write_all(bytes).context(|| "cannot write to nats-server".to_owned())
+    }
+
+    fn request(&mut self, subject: &str, payload: &[u8]) -> Result<Vec<u8>> {
+        let mut bytes = format!("PUB {subject} {INBOX}.0 {}\r\n", payload.len()).into_bytes();
+        bytes.extend_from_slice(payload);
+        bytes.extend_from_slice(b"\r\n");
+        self.send(&bytes)?;
+        Ok(self.answer()?.payload().to_vec())
+    }
+
+    /// The next message to us.
+    fn answer(&mut self) -> Result<Frame> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            while let Some(frame) = self.frames.pop_front() {
+                match frame.verb() {
+                    Verb::HMsg if frame.status() == Some(503) => return Err(refused("no responders")),
+                    Verb::Msg | Verb::HMsg => return Ok(frame),
+                    Verb::Ping => self.send(b"PONG\r\n")?,
+                    Verb::Err => return Err(refused(frame.arguments())),
+                    _ => {}
+                }
+            }
+            if Instant::now() > until {
+                return Err(refused("no answer"));
+            }
+            let mut buffer = [0; 8 * 1024];
+            let count =
+                self.stream.read(&mut buffer).context(|| "cannot hear from nats-server".to_owned())?;
+            if count == 0 {
+                return Err(refused("the connection ended"));
+            }
+            self.decoder.push(&buffer[..count]);
+            while let Some(frame) = self.decoder.next_frame().map_err(|error| refused(&error.to_string()))? {
+                self.frames.push_back(frame);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NatsServer;
+
+    #[test]
+    fn what_is_published_is_read() {
+        let server = NatsServer::start().unwrap();
+        let js = server.jetstream();
+        assert_eq!(js.messages("S").unwrap(), 0);
+        assert_eq!(js.read("S").unwrap(), []);
+        js.api("STREAM.CREATE.S", &json!({ "name": "S", "subjects": ["s.>"] })).unwrap();
+        let rows: Vec<_> = (0..3_000).map(|n| (format!("s.{n}"), n.to_string())).collect();
+        let stored = js.publish_all(rows).unwrap();
+        assert_eq!(stored, (1..=3_000).collect::<Vec<u64>>());
+        let big = vec![0xff; 900_000];
+        assert_eq!(js.publish("s.big", &big).unwrap(), 3_001);
+        let read = js.read("S").unwrap();
+        assert_eq!(
+            (read.len(), read[7].subject.as_str(), read[7].payload.as_slice()),
+            (3_001, "s.7", &b"7"[..])
+        );
+        assert_eq!(read[3_000].payload, big);
+        assert_eq!(js.messages("S").unwrap(), 3_001);
+        let error = js.publish("nowhere", b"").unwrap_err();
+        assert!(error.to_string().contains("no responders"), "{error}");
+        assert!(js.consumer("S", "c").unwrap_err().to_string().contains("consumer not found"));
+    }
+}
