@@ -21,12 +21,12 @@ use crate::frame::{Decoder, Frame, Verb};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Rows published without having heard of the first of them.
 const WINDOW: usize = 1_000;
-const INBOX: &str = "_TESTBED.answers";
 
 /// A client for the server at one address: a connection for each call, so that it outlives restarts.
 #[derive(Debug, Clone, Copy)]
 pub struct JetStream {
     addr: SocketAddr,
+    patience: Duration,
 }
 
 /// A message of a stream.
@@ -53,11 +53,30 @@ impl Stored {
     }
 }
 
+/// What a pull for one row brought.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pulled {
+    /// A row, under this pin.
+    Row {
+        /// The pin, where there is one.
+        pin: Option<String>,
+    },
+    /// The pull's end with this status.
+    Nothing(u16),
+}
+
 impl JetStream {
     /// A client for the server at this address.
     #[must_use]
     pub fn new(addr: SocketAddr) -> Self {
-        Self { addr }
+        Self { addr, patience: PATIENCE }
+    }
+
+    /// How long the server may be silent; 20 s if not given.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// Asks JetStream's interface: `STREAM.INFO.S` with a body such as `{}`.
@@ -124,15 +143,7 @@ impl JetStream {
     /// # Errors
     /// When it is not stored.
     pub fn publish_with(&self, subject: &str, headers: &[&str], payload: &[u8]) -> Result<u64> {
-        let headers = format!("NATS/1.0\r\n{}\r\n\r\n", headers.join("\r\n"));
-        let total = headers.len() + payload.len();
-        let mut bytes =
-            format!("HPUB {subject} {INBOX}.0 {} {total}\r\n{headers}", headers.len()).into_bytes();
-        bytes.extend_from_slice(payload);
-        bytes.extend_from_slice(b"\r\n");
-        let mut connection = self.connect()?;
-        connection.send(&bytes)?;
-        stored(&connection.answer()?)
+        self.publisher()?.publish_with(subject, headers, payload)
     }
 
     /// Publishes messages in this order, and gives the sequence of each.
@@ -143,30 +154,46 @@ impl JetStream {
         &self,
         messages: impl IntoIterator<Item = (S, P)>,
     ) -> Result<Vec<u64>> {
-        let mut connection = self.connect()?;
-        let mut seqs = Vec::new();
-        let mut sent = 0;
-        let mut messages = messages.into_iter();
-        let mut buffer = Vec::new();
-        loop {
-            buffer.clear();
-            while sent - seqs.len() < WINDOW
-                && buffer.len() < 1 << 20
-                && let Some((subject, payload)) = messages.next()
-            {
-                let payload = payload.as_ref();
-                let line = format!("PUB {} {INBOX}.{sent} {}\r\n", subject.as_ref(), payload.len());
-                buffer.extend_from_slice(line.as_bytes());
-                buffer.extend_from_slice(payload);
-                buffer.extend_from_slice(b"\r\n");
-                sent += 1;
-            }
-            connection.send(&buffer)?;
-            if sent == seqs.len() {
-                return Ok(seqs);
-            }
-            seqs.push(stored(&connection.answer()?)?);
-        }
+        self.publisher()?.publish_all(messages)
+    }
+
+    /// A connection that is kept for publishing again and again.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub fn publisher(&self) -> Result<Publisher> {
+        self.connect().map(Publisher)
+    }
+
+    /// Pulls one row from a consumer's priority group as somebody who is not pinned does, and waits for it as long.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub fn pull_unpinned(
+        &self,
+        stream: &str,
+        consumer: &str,
+        group: &str,
+        expires: Duration,
+    ) -> Result<Pulled> {
+        let body =
+            json!({ "batch": 1, "expires": u64::try_from(expires.as_nanos()).unwrap_or(u64::MAX), "group": group }).to_string();
+        let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}");
+        let answer = self.connect()?.ask(&subject, body.as_bytes())?;
+        Ok(answer.status().map_or_else(
+            || Pulled::Row { pin: answer.header("Nats-Pin-Id").map(str::to_owned) },
+            Pulled::Nothing,
+        ))
+    }
+
+    /// The pin of a consumer's priority group, while there is one.
+    ///
+    /// # Errors
+    /// As [`api`](Self::api).
+    pub fn pin(&self, stream: &str, consumer: &str) -> Result<Option<String>> {
+        let info = self.consumer(stream, consumer)?;
+        let pin = info["priority_groups"][0]["pinned_client_id"].as_str();
+        Ok(pin.filter(|pin| !pin.is_empty()).map(str::to_owned))
     }
 
     /// All messages of a stream, in their order; none if there is no such stream.
@@ -206,7 +233,65 @@ impl JetStream {
     }
 
     fn connect(&self) -> Result<Connection> {
-        Connection::open(self.addr).context(|| format!("nats-server at {}", self.addr))
+        Connection::open(self.addr, self.patience).context(|| format!("nats-server at {}", self.addr))
+    }
+}
+
+/// Publishes over one connection. An error ends it: what was on its way may be stored or not.
+#[derive(Debug)]
+pub struct Publisher(Connection);
+
+impl Publisher {
+    /// Publishes one message with headers (`Name: value`), and gives its sequence.
+    ///
+    /// # Errors
+    /// When it is not stored, or it is not known whether it is.
+    pub fn publish_with(&mut self, subject: &str, headers: &[&str], payload: &[u8]) -> Result<u64> {
+        let headers = format!("NATS/1.0\r\n{}\r\n\r\n", headers.join("\r\n"));
+        let total = headers.len() + payload.len();
+        let connection = &mut self.0;
+        let inbox = &connection.inbox;
+        let mut bytes =
+            format!("HPUB {subject} {inbox}.0 {} {total}\r\n{headers}", headers.len()).into_bytes();
+        bytes.extend_from_slice(payload);
+        bytes.extend_from_slice(b"\r\n");
+        connection.send(&bytes)?;
+        stored(&connection.answer()?)
+    }
+
+    /// Publishes messages in this order, and gives the sequence of each.
+    ///
+    /// # Errors
+    /// When one is not stored; those before it may be.
+    pub fn publish_all<S: AsRef<str>, P: AsRef<[u8]>>(
+        &mut self,
+        messages: impl IntoIterator<Item = (S, P)>,
+    ) -> Result<Vec<u64>> {
+        let connection = &mut self.0;
+        let mut seqs = Vec::new();
+        let mut sent = 0;
+        let mut messages = messages.into_iter();
+        let mut buffer = Vec::new();
+        loop {
+            buffer.clear();
+            while sent - seqs.len() < WINDOW
+                && buffer.len() < 1 << 20
+                && let Some((subject, payload)) = messages.next()
+            {
+                let payload = payload.as_ref();
+                let inbox = &connection.inbox;
+                let line = format!("PUB {} {inbox}.{sent} {}\r\n", subject.as_ref(), payload.len());
+                buffer.extend_from_slice(line.as_bytes());
+                buffer.extend_from_slice(payload);
+                buffer.extend_from_slice(b"\r\n");
+                sent += 1;
+            }
+            connection.send(&buffer)?;
+            if sent == seqs.len() {
+                return Ok(seqs);
+            }
+            seqs.push(stored(&connection.answer()?)?);
+        }
     }
 }
 
@@ -224,21 +309,29 @@ fn refused(answer: &str) -> Error {
     Error::Answer { what: "JetStream", answer: answer.chars().take(1_000).collect() }
 }
 
+#[derive(Debug)]
 struct Connection {
+    /// Of its own, so that no connection gets another one's answers.
+    inbox: String,
+    patience: Duration,
     stream: TcpStream,
     decoder: Decoder,
     frames: VecDeque<Frame>,
 }
 
 impl Connection {
-    fn open(addr: SocketAddr) -> std::io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&addr, PATIENCE)?;
+    fn open(addr: SocketAddr, patience: Duration) -> std::io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&addr, patience)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let mut connection = Self { stream, decoder: Decoder::default(), frames: VecDeque::new() };
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        // The port is ours as long as the connection lives, and no other process of this machine has it.
+        let inbox = format!("_TESTBED.{}", stream.local_addr()?.port());
+        let mut connection =
+            Self { inbox, patience, stream, decoder: Decoder::default(), frames: VecDeque::new() };
         let hello = "{\"verbose\":false,\"pedantic\":false,\"headers\":true,\"no_responders\":true,\"lang\":\"testbed\"}";
-        connection.stream.write_all(format!("CONNECT {hello}\r\nSUB {INBOX}.* 1\r\n").as_bytes())?;
+        let subscribe = format!("CONNECT {hello}\r\nSUB {}.* 1\r\n", connection.inbox);
+        connection.stream.write_all(subscribe.as_bytes())?;
         Ok(connection)
     }
 
@@ -247,16 +340,20 @@ impl Connection {
     }
 
     fn request(&mut self, subject: &str, payload: &[u8]) -> Result<Vec<u8>> {
-        let mut bytes = format!("PUB {subject} {INBOX}.0 {}\r\n", payload.len()).into_bytes();
+        Ok(self.ask(subject, payload)?.payload().to_vec())
+    }
+
+    fn ask(&mut self, subject: &str, payload: &[u8]) -> Result<Frame> {
+        let mut bytes = format!("PUB {subject} {}.0 {}\r\n", self.inbox, payload.len()).into_bytes();
         bytes.extend_from_slice(payload);
         bytes.extend_from_slice(b"\r\n");
         self.send(&bytes)?;
-        Ok(self.answer()?.payload().to_vec())
+        self.answer()
     }
 
     /// The next message to us.
     fn answer(&mut self) -> Result<Frame> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.patience;
         loop {
             while let Some(frame) = self.frames.pop_front() {
                 match frame.verb() {

@@ -13,6 +13,8 @@
 //! | [`http_proxy`] | what stands between Holdfast and ClickHouse, request by request |
 //! | [`rows`], [`dead_letters`], [`verdict`] | tables, what was parked, and what is missing, repeated or out of order |
 //! | [`token`] | the tokens that inserts carry |
+//! | [`fleet`] | several daemons at once, and what their logs say of when what happened |
+//! | [`load`] | rows published at an even rate, each with its time |
 //! | [`rig`] | all of it together: servers, tables, topology, load, daemons |
 //! | [`drills`] | whole-system drills, with figures |
 //! | [`wait`] | waiting for a condition, with a deadline |
@@ -26,10 +28,12 @@ pub mod dead_letters;
 pub mod drills;
 pub mod error;
 pub mod fetch;
+pub mod fleet;
 pub mod frame;
 pub mod guarded;
 pub mod http_proxy;
 pub mod jetstream;
+pub mod load;
 pub mod nats;
 mod port;
 pub mod proxy;
@@ -42,8 +46,10 @@ pub mod wait;
 pub use clickhouse::{ClickHouse, Sql};
 pub use daemon::Daemon;
 pub use error::{Error, Result};
+pub use fleet::{Fleet, Member};
 pub use http_proxy::HttpProxy;
 pub use jetstream::JetStream;
+pub use load::Load;
 pub use nats::{NatsCluster, NatsServer};
 pub use proxy::Proxy;
 pub use rig::Rig;

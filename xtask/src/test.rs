@@ -60,6 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         })?;
     }
     step("simulator and mutants", || {
+        call(cargo(["test", "--package", "holdfast-core", "--features", "mutants"]))?;
         call(cargo(["test", "--release", "--package", "holdfast-sim", "--features", "mutants"]))
     })?;
     println!("\nall good in {}", seconds(began));

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::mix::mix;
 use crate::ports::Attempt;
 use crate::time::Instant;
 
@@ -98,14 +99,6 @@ pub(crate) fn backoff(tries: u32, cap: Duration, salt: u64) -> Duration {
     let base = doubled.min(cap);
     let spread = u32::try_from(mix(salt) % 251).unwrap_or_default();
     base * (750 + spread * 2) / 1_000
-}
-
-/// A well-mixed function of `x` (the finaliser of splitmix64).
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

@@ -6,8 +6,10 @@
 
 pub mod action;
 mod ask;
+pub mod assign;
 pub mod batch;
 pub mod budget;
+pub mod claims;
 mod commit;
 mod destination;
 pub mod fence;
@@ -15,6 +17,8 @@ pub mod intake;
 pub mod lane;
 mod letter;
 mod look;
+pub mod member;
+pub mod mix;
 pub mod notice;
 mod open;
 pub mod ports;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::batch::Batch;
 use crate::ports::Failure;
 use crate::ports::dead_letters::Cause;
+use crate::ports::delivery::PinId;
 use crate::ports::store::{Class, Refusal, Target};
 use crate::row::{Seq, TableName};
 
@@ -157,6 +158,11 @@ pub enum Notice {
         /// How long it took from the pin.
         took: Duration,
     },
+    /// The tenure's first row was accepted.
+    FirstRow {
+        /// Which.
+        seq: Seq,
+    },
     /// The tenure is over; what was held is dropped and comes again.
     TenureEnded {
         /// Why.
@@ -298,7 +304,10 @@ pub enum Report {
     /// The shard has a record and waits for the pin: whatever is published from now on is taken.
     Ready,
     /// The tenure has begun.
-    Owned,
+    Owned {
+        /// The pin that it rests on.
+        pin: PinId,
+    },
     /// The tenure is over and will be tried for again.
     Lost,
     /// The shard was given up cleanly, or past its deadline.

@@ -21,6 +21,21 @@ macro_rules! rules {
                 match self { $(Self::$name => $key,)+ }
             }
 
+            /// Whether it is a rule of how shards are shared out. The simulator runs shards, not yet the machine
+            /// that shares them out: these rules are proved by that machine's own tests (`claims/tests.rs`).
+            #[must_use]
+            pub const fn is_of_sharing(self) -> bool {
+                matches!(
+                    self,
+                    Self::SnapshotBeforeClaims
+                        | Self::SilenceIsNotDeath
+                        | Self::LeaseWhileHearing
+                        | Self::FailedShardsLeft
+                        | Self::DrainingGetsNothing
+                        | Self::GiveUpToStandby
+                )
+            }
+
             /// What the rule says.
             #[must_use]
             pub const fn summary(self) -> &'static str {
@@ -113,6 +128,18 @@ rules! {
     WrittenBeforeRelease = "written-before-release",
     /// The pin is looked at before it is given up: it may be somebody else's by now.
     LookBeforeUnpin = "look-before-unpin",
+    /// No shard is claimed before every member's record was read once and our own is stored.
+    SnapshotBeforeClaims = "snapshot-before-claims",
+    /// A member that does not answer a request is not dead; only one that nobody answers for is.
+    SilenceIsNotDeath = "silence-is-not-death",
+    /// Nobody's lease runs out for a process that does not hear its own heartbeat come back.
+    LeaseWhileHearing = "lease-while-hearing",
+    /// A shard that a live member found broken for everybody is claimed by nobody.
+    FailedShardsLeft = "failed-shards-left",
+    /// A member that is draining is given no shard.
+    DrainingGetsNothing = "draining-gets-nothing",
+    /// A shard is given up only to a member that says it stands by for it.
+    GiveUpToStandby = "give-up-to-standby",
 }
 
 /// Whether the code that keeps `rule` is in force: always, outside the simulator's builds.

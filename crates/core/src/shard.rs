@@ -306,7 +306,7 @@ impl Shard {
                 Phase::Fencing(fencing)
             }
             Next::Owning(tenure) => {
-                out.report(Report::Owned);
+                out.report(Report::Owned { pin: tenure.pin().clone() });
                 Phase::Owning(tenure)
             }
             Next::Releasing(release) => Phase::Releasing(release),

@@ -44,6 +44,10 @@ enum Position {
 
 /// One tenure.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that hold or not, each by itself; the state is `position`"
+)]
 pub(crate) struct Tenure {
     pin: PinId,
     commit: Committer,
@@ -59,6 +63,8 @@ pub(crate) struct Tenure {
     floor_written_at: Instant,
     /// A row waits that is larger than the room there is.
     capped: bool,
+    /// A row was accepted.
+    began: bool,
     /// Lanes wait for others to leave the record, which is as large as the ledger takes.
     record_full: bool,
     halting: bool,
@@ -108,6 +114,7 @@ impl Tenure {
             acks: Vec::new(),
             floor_written_at: now,
             capped: false,
+            began: false,
             record_full: false,
             halting: false,
             commit,
@@ -116,6 +123,10 @@ impl Tenure {
 
     fn stored(&self) -> &Stored {
         self.commit.stored().expect("a tenure begins with its fence")
+    }
+
+    pub(crate) const fn pin(&self) -> &PinId {
+        &self.pin
     }
 
     pub(crate) const fn is_halting(&self) -> bool {
@@ -296,7 +307,12 @@ impl Tenure {
         for row in rows.rows {
             let before = self.intake.accepted();
             match self.intake.admit(rows.pin.as_ref(), &row) {
-                Admission::Accept => self.accept(env, now, row, before, floor),
+                Admission::Accept => {
+                    if !std::mem::replace(&mut self.began, true) {
+                        out.notice(Notice::FirstRow { seq: row.seq });
+                    }
+                    self.accept(env, now, row, before, floor);
+                }
                 Admission::Repeat => {
                     repeats += 1;
                     self.acknowledge(env, &row, floor);

@@ -92,6 +92,26 @@ Examples:
     /// What the ledger says is written, and a new start for a shard.
     #[command(subcommand)]
     Ledger(LedgerCommand),
+    /// Keep everybody from a shard: its owner hands it over to nobody. It lasts while one of the daemons lives that
+    /// were told.
+    #[command(after_help = "\
+Examples:
+  holdfast pause 3
+  holdfast resume 3")]
+    Pause {
+        /// The shard.
+        #[arg(value_name = "SHARD")]
+        shard: u32,
+    },
+    /// Let a shard go on that was paused, or that has ended by itself and was mended.
+    #[command(after_help = "\
+Examples:
+  holdfast resume 3")]
+    Resume {
+        /// The shard.
+        #[arg(value_name = "SHARD")]
+        shard: u32,
+    },
     /// Run the simulator: hostile hours in seconds, invariants checked all the way; exit 1 if one is broken.
     #[command(after_help = "\
 Examples:

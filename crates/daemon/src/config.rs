@@ -18,8 +18,8 @@ use holdfast_nats::connect::{Credentials, Options, Tls};
 use holdfast_nats::topology::{AckPolicy, RetentionPolicy, Topology};
 use serde::{Deserialize, Deserializer, de};
 
+use crate::assembly::STALE;
 use crate::exit::Exit;
-use crate::run::STALE;
 
 /// Where the configuration is looked for if nobody names a file.
 pub const DEFAULT_FILE: &str = "holdfast.toml";
@@ -64,13 +64,21 @@ impl Default for Node {
     }
 }
 
-/// How daemons that share the work see each other. Checked, and without effect until they do.
+/// How daemons that share the work see each other.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Members {
     heartbeat: Span,
     lease: Span,
     probe: Span,
+}
+
+impl Members {
+    /// Heartbeat, lease and probe.
+    #[must_use]
+    pub const fn times(&self) -> (Duration, Duration, Duration) {
+        (self.heartbeat.0, self.lease.0, self.probe.0)
+    }
 }
 
 impl Default for Members {
@@ -509,6 +517,22 @@ impl Config {
         }
         self.clickhouse()?;
         Ok(())
+    }
+
+    /// How long a shard that is handed over may take to write what it holds.
+    #[must_use]
+    pub const fn handover(&self) -> Duration {
+        self.limits.handover.0
+    }
+
+    /// A hash of what all daemons of a stream should have alike, in hexadecimal. No secret goes into it.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        let alike = format!(
+            "{:?}{:?}{:?}{:?}{:?}",
+            self.topology, self.batch, self.clickhouse, self.defaults, self.tables
+        );
+        format!("{:016x}", holdfast_core::mix::hash(alike.as_bytes()))
     }
 
     /// This process's name.

@@ -13,11 +13,11 @@ use holdfast_core::time::Timestamp;
 use holdfast_nats::letters::{Letters, MAX_PAGE, Opened, Page, Summary};
 use serde::Serialize;
 
+use crate::assembly::connect;
 use crate::cli::{DeadLettersCommand, Selection};
 use crate::config::Config;
 use crate::exit::Exit;
 use crate::output::{self, Width, count, shown};
-use crate::run::connect;
 
 /// Characters of a payload that `show` prints; `--payload` prints it whole.
 const SHOWN: usize = 4_096;

@@ -42,6 +42,8 @@ pub struct Member {
     pub uptime_seconds: u64,
     /// The shards that it owns.
     pub shards_owned: Vec<u32>,
+    /// Whether its configuration is that of the daemon that was asked.
+    pub same_configuration: bool,
     /// Rows held, over all its shards.
     pub held_rows: u64,
     /// How many it may hold.
@@ -60,7 +62,13 @@ pub struct Shard {
     pub shard: u32,
     /// The member that owns it, by its name; none: nobody that is known.
     pub owner: Option<String>,
-    /// The phase as a word.
+    /// The member that should have it; none: nobody may.
+    pub home: Option<String>,
+    /// The other members that stand by for it.
+    pub standbys: Vec<String>,
+    /// Whether an operator has paused it.
+    pub paused: bool,
+    /// The phase as a word, at the daemon that was asked.
     pub phase: String,
     /// The pin, while the member has one.
     pub pin: Option<String>,

@@ -16,6 +16,7 @@ use holdfast_core::ports::{dead_letters, delivery, ledger, retention, store};
 use holdfast_core::shard::{Shard, Status};
 use holdfast_core::trim::{self, Trim};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
 
 use crate::clock::Clock;
 
@@ -76,19 +77,13 @@ pub async fn drive(
     let mut calls: FuturesUnordered<BoxFuture<'static, Option<Event>>> = FuturesUnordered::new();
     loop {
         let wakeup = shard.next_wakeup().map(|at| clock.to_tokio(at));
-        let timer = async {
-            match wakeup {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         let event = tokio::select! {
             event = events.recv() => match event {
                 Some(event) => Some(event),
                 None => return,
             },
             Some(event) = calls.next() => event,
-            () = timer => Some(Event::Wakeup),
+            () = sleep_until(wakeup) => Some(Event::Wakeup),
         };
         if let Some(event) = event {
             shard.handle(clock.now(), event, &mut actions);
@@ -137,28 +132,34 @@ pub async fn drive(
     }
 }
 
-/// Runs the trimmer for ever.
+/// Waits until `wakeup`, or for ever.
+pub(crate) async fn sleep_until(wakeup: Option<tokio::time::Instant>) {
+    match wakeup {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Runs the trimmer for ever, and looks on while `leads` is false.
 pub async fn drive_trim(
     config: trim::Config,
     clock: Clock,
     ledger: Arc<dyn ledger::Port>,
     retention: Arc<dyn retention::Port>,
+    mut leads: watch::Receiver<bool>,
     observer: &dyn Observer,
 ) {
     let mut machine = Trim::new(config, clock.now());
     let mut actions = Vec::new();
     let mut calls: FuturesUnordered<BoxFuture<'static, trim::Event>> = FuturesUnordered::new();
     loop {
+        if leads.wait_for(|leads| *leads).await.is_err() {
+            return;
+        }
         let wakeup = machine.next_wakeup().map(|at| clock.to_tokio(at));
-        let timer = async {
-            match wakeup {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         let event = tokio::select! {
             Some(event) = calls.next() => event,
-            () = timer => trim::Event::Wakeup,
+            () = sleep_until(wakeup) => trim::Event::Wakeup,
         };
         machine.handle(clock.now(), event, &mut actions);
         for action in actions.drain(..) {

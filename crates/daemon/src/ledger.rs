@@ -12,11 +12,11 @@ use holdfast_nats::ledger::Ledger;
 use holdfast_nats::stream;
 use serde::{Deserialize, Serialize};
 
+use crate::assembly::connect;
 use crate::cli::LedgerCommand;
 use crate::config::Config;
 use crate::exit::Exit;
 use crate::output;
-use crate::run::connect;
 
 #[derive(Debug, Serialize)]
 struct Shown {

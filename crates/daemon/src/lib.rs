@@ -1,5 +1,6 @@
 //! The daemon and its commands.
 
+mod assembly;
 pub mod check;
 pub mod cli;
 pub mod clock;
@@ -12,6 +13,7 @@ pub mod ledger;
 pub mod log;
 pub mod metrics;
 pub mod output;
+pub mod pause;
 mod preflight;
 pub mod process;
 pub mod publish;
@@ -19,6 +21,7 @@ pub mod receipt;
 pub mod run;
 pub mod serve;
 pub mod shards;
+pub mod sharing;
 pub mod sim;
 pub mod status;
 pub mod topology;

@@ -6,7 +6,7 @@ use clap::{CommandFactory, Parser};
 use holdfast::cli::{Cli, Command};
 use holdfast::config::Config;
 use holdfast::exit::Exit;
-use holdfast::{check, dead_letters, ledger, log, publish, run, sim, status, topology, verify};
+use holdfast::{check, dead_letters, ledger, log, pause, publish, run, sim, status, topology, verify};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -42,6 +42,8 @@ fn carry_out(cli: &Cli) -> Result<(), Exit> {
             Command::Publish(options) => publish::publish(&config, options).await,
             Command::Verify(options) => verify::verify(&config, options).await,
             Command::Ledger(command) => ledger::ledger(&config, command).await,
+            Command::Pause { shard } => pause::pause(&config, *shard).await,
+            Command::Resume { shard } => pause::resume(&config, *shard).await,
             Command::Sim(_) | Command::Completions { .. } => Ok(()),
         }
     });

@@ -201,7 +201,7 @@ impl Metrics {
         self.with(|| {
             gauge!("holdfast_shards_owned").set(f64::from(gauges.owned));
             gauge!("holdfast_shards_unowned").set(f64::from(gauges.unowned));
-            gauge!("holdfast_members").set(1.0);
+            gauge!("holdfast_members").set(f64::from(gauges.members));
             if let Some(rows) = gauges.rows_accepted {
                 counter!("holdfast_rows_accepted_total").absolute(rows);
             }
@@ -252,8 +252,11 @@ const CAUSES: [Cause; 4] = [Cause::Subject, Cause::Payload, Cause::Refused, Caus
 
 fn describe() {
     describe_gauge!("holdfast_shards_owned", "Shards that this process owns.");
-    describe_gauge!("holdfast_shards_unowned", "Shards that ended by themselves here; nobody serves them.");
-    describe_gauge!("holdfast_members", "Daemons known to share the shards: this one, until they do.");
+    describe_gauge!(
+        "holdfast_shards_unowned",
+        "Shards that ended by themselves, or that nobody has although their rows wait."
+    );
+    describe_gauge!("holdfast_members", "Daemons that share the shards, this one included.");
     describe_counter!("holdfast_rows_accepted_total", "Rows accepted from the stream, repeats not counted.");
     describe_counter!("holdfast_rows_written_total", "Rows of batches that are in ClickHouse.");
     describe_counter!("holdfast_rows_repeated_total", "Rows delivered again and dropped.");

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use holdfast_core::claims;
+use holdfast_core::member::{MemberId, State};
 use holdfast_core::ports::store::{Level, Target};
 use holdfast_core::record::Session;
 use holdfast_core::row::{ShardId, TableName};
@@ -45,6 +47,78 @@ struct Told {
     codes: BTreeSet<Option<u32>>,
 }
 
+/// How the shards are shared out, as this process sees it.
+#[derive(Debug, Default)]
+struct Sharing {
+    ready: bool,
+    deaf: bool,
+    members: Vec<OtherMember>,
+    shards: Vec<SharedShard>,
+}
+
+#[derive(Debug)]
+struct OtherMember {
+    node: String,
+    session: String,
+    version: String,
+    phase: &'static str,
+    same_configuration: bool,
+    gone: Option<&'static str>,
+}
+
+#[derive(Debug)]
+struct SharedShard {
+    mine: &'static str,
+    home: Option<String>,
+    owners: Vec<String>,
+    standbys: Vec<String>,
+    failed: Vec<(String, String)>,
+    paused: bool,
+    unowned: bool,
+}
+
+impl Sharing {
+    fn take(&mut self, status: &claims::Status<'_>) {
+        let names = |members: &[&MemberId]| members.iter().map(ToString::to_string).collect();
+        self.ready = status.ready;
+        self.deaf = status.deaf;
+        self.members = status
+            .members
+            .iter()
+            .map(|member| OtherMember {
+                node: member.id.to_string(),
+                session: member.session.map(|session| format!("{session:?}")).unwrap_or_default(),
+                version: member.software.to_owned(),
+                phase: match member.state {
+                    _ if member.gone.is_some() => "gone",
+                    Some(State::Active) => "running",
+                    Some(State::Draining | State::Resigned) => "stopping",
+                    Some(State::Unknown) | None => "unknown",
+                },
+                same_configuration: member.same_configuration,
+                gone: member.gone.map(claims::Gone::key),
+            })
+            .collect();
+        self.shards = status
+            .shards
+            .iter()
+            .map(|shard| SharedShard {
+                mine: shard.mine,
+                home: shard.home.map(ToString::to_string),
+                owners: names(&shard.owners),
+                standbys: names(&shard.standbys),
+                failed: shard
+                    .failed
+                    .iter()
+                    .map(|(id, fault)| (id.to_string(), fault.reason.clone()))
+                    .collect(),
+                paused: !shard.paused.is_empty(),
+                unowned: shard.unowned,
+            })
+            .collect();
+    }
+}
+
 /// One daemon.
 pub struct Process {
     node: String,
@@ -57,6 +131,7 @@ pub struct Process {
     stage: Mutex<Stage>,
     shards: Vec<Mutex<ShardView>>,
     told: Mutex<Told>,
+    sharing: Mutex<Sharing>,
     /// What is counted.
     pub metrics: Metrics,
 }
@@ -66,8 +141,10 @@ pub struct Process {
 pub struct Gauges {
     /// Shards owned.
     pub owned: u32,
-    /// Shards that ended by themselves.
+    /// Shards that ended by themselves, or that nobody has although their rows wait.
     pub unowned: u32,
+    /// Daemons that share the shards.
+    pub members: u32,
     /// Rows accepted since the process started, if that is known of every shard.
     pub rows_accepted: Option<u64>,
     /// Tables that do not get on, by the kind of their trouble.
@@ -109,6 +186,7 @@ impl Process {
             stage: Mutex::new(Stage::Starting),
             shards: (0..config.topology.shards).map(|_| Mutex::default()).collect(),
             told: Mutex::default(),
+            sharing: Mutex::default(),
             metrics: Metrics::new(config.tables.keys().cloned()),
         }
     }
@@ -117,6 +195,16 @@ impl Process {
     #[must_use]
     pub const fn session(&self) -> Session {
         self.session
+    }
+
+    /// Where it is.
+    pub fn stage(&self) -> MutexGuard<'_, Stage> {
+        lock(&self.stage)
+    }
+
+    /// Takes how the sharing stands.
+    pub fn share(&self, status: &claims::Status<'_>) {
+        lock(&self.sharing).take(status);
     }
 
     /// Says where it is.
@@ -159,11 +247,22 @@ impl Process {
         let mut causes = Vec::new();
         let mut unready = Vec::new();
         let mut why = None;
+        let sharing = lock(&self.sharing);
+        if !sharing.ready {
+            return vec!["starting: the members' records are being read".to_owned()];
+        }
+        if sharing.deaf {
+            causes.push("the own heartbeat does not come back from the bucket".to_owned());
+        }
         for (number, shard) in self.shards.iter().enumerate() {
             let view = lock(shard);
+            let shared = sharing.shards.get(number);
+            let is_mine = shared.is_some_and(|shared| shared.mine != "free");
             if let Some(failure) = &view.failure {
                 causes.push(format!("shard {number} ended: {failure}"));
-            } else if !view.ready {
+            } else if let Some((who, why)) = shared.and_then(|shared| shared.failed.first()) {
+                causes.push(format!("shard {number} ended at {who}: {why}"));
+            } else if is_mine && !view.ready {
                 unready.push(number.to_string());
                 why = why.or_else(|| view.waiting(Instant::now()));
             }
@@ -196,6 +295,12 @@ impl Process {
                 oldest_unwritten_seconds: view.oldest_unwritten(now),
             });
         }
+        let sharing = lock(&self.sharing);
+        // Failed here or elsewhere, or nobody's although its rows wait.
+        let unowned = sharing.shards.iter().filter(|shard| shard.unowned || !shard.failed.is_empty()).count();
+        gauges.unowned = gauges.unowned.max(u32::try_from(unowned).unwrap_or(u32::MAX));
+        let others = sharing.members.iter().filter(|member| member.gone.is_none()).count();
+        gauges.members = u32::try_from(others + 1).unwrap_or(u32::MAX);
         gauges
     }
 
@@ -211,14 +316,30 @@ impl Process {
         let now = Instant::now();
         let mut document = Document { stream: self.stream.clone(), ..Document::default() };
         let mut weaker = BTreeMap::new();
+        let causes = self.causes();
+        let sharing = lock(&self.sharing);
         for (number, shard) in (0..).zip(&self.shards) {
             let view = lock(shard);
             document.weaker_tables_left_off += view.weaker_left_off;
             weaker.extend(view.weaker.iter().map(|(table, target)| (table.clone(), target.clone())));
             document.shards.push(Shard {
                 shard: number,
-                owner: view.is_owned().then(|| self.node.clone()),
-                phase: view.phase.to_owned(),
+                owner: match sharing.shards.get(number as usize) {
+                    _ if view.is_owned() => Some(self.node.clone()),
+                    Some(shared) => shared.owners.first().cloned(),
+                    None => None,
+                },
+                home: sharing.shards.get(number as usize).and_then(|shared| shared.home.clone()),
+                standbys: sharing
+                    .shards
+                    .get(number as usize)
+                    .map(|shared| shared.standbys.clone())
+                    .unwrap_or_default(),
+                paused: sharing.shards.get(number as usize).is_some_and(|shared| shared.paused),
+                phase: match sharing.shards.get(number as usize) {
+                    Some(shared) if shared.mine == "free" && view.failure.is_none() => "elsewhere".to_owned(),
+                    _ => view.phase.to_owned(),
+                },
                 pin: view.pin.as_ref().map(|pin| pin.0.to_string()),
                 epoch: view.epoch,
                 owned_seconds: view.owned_since.map(|since| seconds(now, since)),
@@ -249,7 +370,6 @@ impl Process {
             });
         }
         document.weaker_tables = weaker.iter().map(|(table, target)| weaker_table(table, target)).collect();
-        let causes = self.causes();
         document.members.push(Member {
             node: self.node.clone(),
             session: format!("{:?}", self.session),
@@ -261,14 +381,29 @@ impl Process {
             shards_owned: document
                 .shards
                 .iter()
-                .filter(|shard| shard.owner.is_some())
+                .filter(|shard| shard.owner.as_ref() == Some(&self.node))
                 .map(|shard| shard.shard)
                 .collect(),
+            same_configuration: true,
             held_rows: document.shards.iter().map(|shard| shard.held_rows).sum(),
             held_rows_limit: self.held_rows,
             held_bytes: document.shards.iter().map(|shard| shard.held_bytes).sum(),
             held_bytes_limit: self.held_bytes,
         });
+        for other in &sharing.members {
+            let owned = |shard: &&Shard| shard.owner.as_ref() == Some(&other.node);
+            document.members.push(Member {
+                node: other.node.clone(),
+                session: other.session.clone(),
+                version: other.version.clone(),
+                phase: other.phase.to_owned(),
+                ready: other.gone.is_none(),
+                causes: other.gone.map(str::to_owned).into_iter().collect(),
+                shards_owned: document.shards.iter().filter(owned).map(|shard| shard.shard).collect(),
+                same_configuration: other.same_configuration,
+                ..Member::default()
+            });
+        }
         document
     }
 }

@@ -11,12 +11,12 @@ use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
 
+use crate::assembly::connect;
 use crate::cli::Publish;
 use crate::config::Config;
 use crate::exit::Exit;
 use crate::output;
 use crate::receipt;
-use crate::run::connect;
 
 #[derive(Debug, Serialize)]
 struct Summary {

@@ -136,6 +136,9 @@ fn answer(code: StatusCode, kind: &'static str, body: String) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_core::budget::Share;
+    use holdfast_core::claims;
+    use holdfast_core::member::MemberId;
     use holdfast_core::notice::{Notice, Report, Trouble};
     use holdfast_core::ports::dead_letters::Cause;
     use holdfast_core::ports::store::{Level, Target};
@@ -184,6 +187,29 @@ mod tests {
         let answer = get(address, "/readyz").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("starting"), "{answer}");
         process.enter(Stage::Running);
+        let answer = get(address, "/readyz").await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("members"), "{answer}");
+        let me = MemberId::new("me").unwrap();
+        let shard = |shard| claims::ShardStatus {
+            shard: ShardId(shard),
+            home: Some(&me),
+            mine: "standby",
+            pin: None,
+            owners: Vec::new(),
+            standbys: Vec::new(),
+            failed: Vec::new(),
+            paused: Vec::new(),
+            unowned: false,
+        };
+        process.share(&claims::Status {
+            phase: "running",
+            ready: true,
+            deaf: false,
+            leads: true,
+            members: Vec::new(),
+            shards: vec![shard(0), shard(1)],
+            share: Share::even(1_000, 1 << 20, 2),
+        });
         let [first, second] = watchers(&process);
         first.report(&Report::Ready);
         second.notice(&Notice::Waiting { what: "read the ledger", why: "no answer".into() });

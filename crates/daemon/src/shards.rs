@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use holdfast_core::batch::Batch;
 use holdfast_core::budget::Share;
 use holdfast_core::notice::{Notice, Report, ShardFailure, Trouble};
 use holdfast_core::ports::delivery::PinId;
@@ -312,6 +313,7 @@ impl Observer for Watcher {
                 metrics.taken_over(*took);
                 info!(shard, epoch, %floor, inherited, ms = took.as_millis(), "shard taken over");
             }
+            Notice::FirstRow { seq } => debug!(shard, %seq, "first row accepted"),
             Notice::TenureEnded { why, held } => {
                 self.count(|counts| counts.tenures_lost += 1);
                 metrics.pin_lost();
@@ -334,7 +336,9 @@ impl Observer for Watcher {
                     counts.retries += u64::from(attempts.saturating_sub(1));
                 });
                 metrics.stored(table, batch.rows, *took);
-                debug!(shard, %table, ?batch, attempts, ms = took.as_millis(), "batch stored");
+                let Batch { first, last, rows, generation } = batch;
+                let ms = took.as_millis();
+                debug!(shard, %table, %first, %last, rows, generation, attempts, ms, "batch stored");
             }
             Notice::Described { table, target } => self.described(table, target),
             Notice::Trouble { table, trouble } => self.trouble(table, trouble),
@@ -417,7 +421,7 @@ impl Observer for Watcher {
         let Some(id) = self.shard else { return };
         let shard = id.0;
         match report {
-            Report::Ready | Report::Owned => self.view(|view| view.ready = true),
+            Report::Ready | Report::Owned { .. } => self.view(|view| view.ready = true),
             Report::Lost => {}
             Report::Released { clean: true } => info!(shard, "shard released"),
             Report::Released { clean: false } => {

@@ -135,6 +135,12 @@ pub fn describe(document: &Document, width: Width) -> String {
         for cause in &member.causes {
             let _ = writeln!(text, "  {}", shown(cause, 500));
         }
+        if member.held_rows_limit == 0 {
+            // Another member: it knows what it holds, this one does not.
+            let _ =
+                writeln!(text, "  {} of {} shards owned", member.shards_owned.len(), document.shards.len());
+            continue;
+        }
         let _ = writeln!(
             text,
             "{} of {} shards owned; {} of {} rows held, {} of {}",
@@ -150,6 +156,7 @@ pub fn describe(document: &Document, width: Width) -> String {
     let rows = document.shards.iter().map(|shard| {
         [
             shard.shard.to_string(),
+            has(shard),
             shown(&shard.phase, 12),
             count(shard.lanes),
             shard.floor.map_or("–".to_owned(), count),
@@ -159,7 +166,8 @@ pub fn describe(document: &Document, width: Width) -> String {
             count(shard.counts.rows_dead_lettered),
         ]
     });
-    let headings = [">SHARD", "PHASE", ">TABLES", ">DONE UP TO", ">HELD", ">OLDEST", ">WRITTEN", ">DEAD"];
+    let headings =
+        [">SHARD", "OWNER", "PHASE", ">TABLES", ">DONE UP TO", ">HELD", ">OLDEST", ">WRITTEN", ">DEAD"];
     text.push_str(&output::render(headings, rows, width));
     for shard in &document.shards {
         for why in reasons(shard) {
@@ -194,6 +202,16 @@ pub fn describe(document: &Document, width: Width) -> String {
         left_off(&mut text, document.weaker_tables_left_off);
     }
     text
+}
+
+/// Who has the shard, or stands by for it, in parentheses.
+fn has(shard: &Shard) -> String {
+    match (&shard.owner, &shard.home) {
+        _ if shard.paused => "paused".to_owned(),
+        (Some(owner), _) => shown(owner, 24),
+        (None, Some(home)) => format!("({})", shown(home, 22)),
+        (None, None) => "nobody".to_owned(),
+    }
 }
 
 /// Why it ended is among its member's causes.

@@ -2,11 +2,11 @@
 
 use holdfast_nats::topology::Resharding;
 
+use crate::assembly::connect;
 use crate::cli::{TopologyCommand, TopologyFormat};
 use crate::config::Config;
 use crate::exit::Exit;
 use crate::output;
-use crate::run::connect;
 
 /// Prints or applies the topology.
 ///

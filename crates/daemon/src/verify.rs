@@ -22,12 +22,12 @@ use holdfast_nats::letters::Letters;
 use holdfast_nats::{stream, subject};
 use serde::Serialize;
 
+use crate::assembly::connect;
 use crate::cli::Verify;
 use crate::config::Config;
 use crate::exit::Exit;
 use crate::output;
 use crate::receipt;
-use crate::run::connect;
 
 /// What was found of a table.
 #[derive(Debug, Default, Serialize)]

@@ -20,7 +20,7 @@ use crate::connect::Connection;
 use crate::errors::{ApiError, CallError, RequestError};
 use crate::request::{QUICK_TIMEOUT, read};
 
-const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
+pub(crate) const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
 
 /// The stream behind a key-value bucket.
 #[must_use]

@@ -24,6 +24,7 @@ pub mod errors;
 mod headers;
 pub mod ledger;
 pub mod letters;
+pub mod members;
 pub mod publish;
 mod pulls;
 mod request;

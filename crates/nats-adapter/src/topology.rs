@@ -222,6 +222,9 @@ pub struct StreamConfig {
     pub deny_purge: bool,
     /// Whether a message may replace those before it, as key-value purges do.
     pub allow_rollup_hdrs: bool,
+    /// Whether a message may say how long it is kept.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub allow_msg_ttl: bool,
     /// Publishers' subjects to stored subjects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject_transform: Option<SubjectTransform>,
@@ -483,7 +486,7 @@ impl Topology {
     /// The subject under which members answer requests is `<this>.<member>`.
     #[must_use]
     pub fn member_prefix(&self) -> String {
-        format!("holdfast.{}.member", self.bucket)
+        crate::members::member_prefix(&self.bucket, &self.stream)
     }
 
     fn base(&self, name: String, description: String) -> StreamConfig {
@@ -506,6 +509,7 @@ impl Topology {
             deny_delete: false,
             deny_purge: false,
             allow_rollup_hdrs: false,
+            allow_msg_ttl: false,
             subject_transform: None,
         }
     }
@@ -544,6 +548,8 @@ impl Topology {
             max_msgs_per_subject: 1,
             deny_delete: true,
             allow_rollup_hdrs: true,
+            // The mark that a member's record leaves when it is deleted goes by itself.
+            allow_msg_ttl: true,
             ..self.base(bucket_stream(&self.bucket), "Members and ledger (Holdfast)".into())
         }
     }

@@ -36,7 +36,12 @@ pub struct Mutant {
 /// Every mutant's name.
 #[must_use]
 pub fn names() -> Vec<&'static str> {
-    Rule::ALL.iter().map(|rule| rule.key()).collect()
+    rules().map(Rule::key).collect()
+}
+
+/// The rules that the simulator's runs can miss.
+fn rules() -> impl Iterator<Item = Rule> {
+    Rule::ALL.iter().copied().filter(|rule| !rule.is_of_sharing())
 }
 
 /// Runs mutants, each on up to `seeds` seeds from `first`; all of them, or the one that is named. `progress` is
@@ -48,10 +53,10 @@ pub fn mutants(
     threads: usize,
     progress: &mut dyn FnMut(&Mutant),
 ) -> Vec<Mutant> {
-    let chosen = Rule::ALL.iter().filter(|rule| only.is_none_or(|only| only == rule.key()));
+    let chosen = rules().filter(|rule| only.is_none_or(|only| only == rule.key()));
     chosen
         .map(|rule| {
-            let mutant = hunt(*rule, first, seeds, threads);
+            let mutant = hunt(rule, first, seeds, threads);
             progress(&mutant);
             mutant
         })

@@ -1,10 +1,20 @@
 //! Whole-system drills: real daemons, real servers, real signals, with figures.
 
 mod bad_rows;
+mod blocked_owner;
 mod clickhouse_outage;
+mod crash;
+mod deleted_durable;
+mod deleted_stream;
+mod frozen;
+mod handover;
+mod nats_cluster;
 mod random_kills;
+mod rolling_deploy;
 mod rotated_password;
 mod sick_table;
+mod split_views;
+mod stuck_shard;
 mod swallowed_retry;
 
 use std::collections::BTreeMap;
@@ -12,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::daemon::Daemon;
 use crate::error::Result;
+use crate::fleet::Fleet;
 use crate::http_proxy::{Answered, HttpProxy, Record};
 use crate::rig::{Options, Rig};
 use crate::verdict::Verdict;
@@ -80,6 +91,17 @@ impl Outcome {
     fn judge(&mut self, rig: &Rig, daemon: &mut Daemon, published: u64) -> Result<Verdict> {
         let stopped = daemon.stop(Duration::from_secs(30))?;
         self.demand(stopped.is_success(), || format!("the daemon's clean stop ended with {stopped}"));
+        let verdict = rig.judge(published)?;
+        self.verdict += verdict;
+        self.faults.extend(rig.unproven()?);
+        Ok(verdict)
+    }
+
+    /// [`judge`](Self::judge), for several daemons.
+    fn judge_fleet(&mut self, rig: &Rig, fleet: &mut Fleet<'_>, published: u64) -> Result<Verdict> {
+        for ended in fleet.stop_all(Duration::from_secs(30))? {
+            self.demand(ended.is_success(), || format!("a daemon's clean stop ended with {ended}"));
+        }
         let verdict = rig.judge(published)?;
         self.verdict += verdict;
         self.faults.extend(rig.unproven()?);
@@ -193,5 +215,65 @@ pub const ALL: &[Drill] = &[
         about: "one table is gone, or refuses every row; the others' rows must not wait for it",
         rounds: 1,
         run: sick_table::run,
+    },
+    Drill {
+        name: "crash",
+        about: "SIGKILL to one of three daemons under load: how soon the heirs take rows",
+        rounds: 20,
+        run: crash::run,
+    },
+    Drill {
+        name: "handover",
+        about: "three daemons under load; one is stopped and one started, again and again",
+        rounds: 1,
+        run: handover::run,
+    },
+    Drill {
+        name: "rolling-deploy",
+        about: "three daemons under load are replaced one by one: no row waits for long",
+        rounds: 3,
+        run: rolling_deploy::run,
+    },
+    Drill {
+        name: "frozen",
+        about: "SIGSTOP to an owner with an insert on its way, and SIGCONT when others have its shards",
+        rounds: 2,
+        run: frozen::run,
+    },
+    Drill {
+        name: "blocked-owner",
+        about: "inserts hang for longer than the pinned TTL, with a rival for the pin: it stays until released",
+        rounds: 1,
+        run: blocked_owner::run,
+    },
+    Drill {
+        name: "stuck-shard",
+        about: "one table's inserts hang; rows of the other shards must be stored as soon as without",
+        rounds: 1,
+        run: stuck_shard::run,
+    },
+    Drill {
+        name: "split-views",
+        about: "a daemon is cut off from the bucket but not from the consumers, and the other way round",
+        rounds: 2,
+        run: split_views::run,
+    },
+    Drill {
+        name: "nats-cluster",
+        about: "a cluster of three: consumers' leaders step down, and their nodes are killed, under load",
+        rounds: 1,
+        run: nats_cluster::run,
+    },
+    Drill {
+        name: "deleted-stream",
+        about: "the stream is deleted while every insert hangs: every shard is named soon",
+        rounds: 1,
+        run: deleted_stream::run,
+    },
+    Drill {
+        name: "deleted-durable",
+        about: "a shard's consumer is deleted while every insert hangs: named soon, by nobody in turn",
+        rounds: 1,
+        run: deleted_durable::run,
     },
 ];

@@ -9,6 +9,7 @@
 pub mod dead_letters;
 pub mod delivery;
 pub mod ledger;
+pub mod members;
 pub mod retention;
 pub mod store;
 

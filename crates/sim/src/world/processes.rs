@@ -475,7 +475,7 @@ impl World {
                 let checked = self.causes.failed(shard.0, failure);
                 self.check(checked);
             }
-            Report::Ready | Report::Owned | Report::Lost => {}
+            Report::Ready | Report::Owned { .. } | Report::Lost => {}
         }
         self.note(Happening::Reported { process, shard: shard.0, report: Box::new(report) });
         let owner = &self.processes[process as usize];

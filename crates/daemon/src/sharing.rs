@@ -1,0 +1,237 @@
+//! Runs the machine that shares the shards out, and the shards that it orders. Like the driver it holds no policy: it
+//! carries orders to shards and their reports back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use holdfast_core::action::Event;
+use holdfast_core::claims::{self, Action, Claims, Notice, Order, Status};
+use holdfast_core::member::Scope;
+use holdfast_core::notice::{Report, ShardFailure};
+use holdfast_core::ports::members;
+use holdfast_core::row::ShardId;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+
+use crate::clock::Clock;
+use crate::driver::sleep_until;
+
+/// Starts shards.
+pub trait Starter: Send + Sync {
+    /// What runs `shard` from now on: it takes its events from `events`, whose other end is `own`, and reports to
+    /// `reports`, last of all that it was released or failed. Dropped, it ends at once.
+    fn start(
+        &self,
+        shard: ShardId,
+        events: UnboundedReceiver<Event>,
+        own: UnboundedSender<Event>,
+        reports: UnboundedSender<(ShardId, Report)>,
+    ) -> BoxFuture<'static, ()>;
+}
+
+/// What is shown of the sharing as it goes on. Called on the machine's own task; must not block.
+pub trait Observer: Send + Sync {
+    /// Something worth a line in the log or a count.
+    fn notice(&self, notice: &Notice);
+    /// A shard tells how it fares.
+    fn report(&self, shard: ShardId, report: &Report);
+    /// What an order did.
+    fn ordered(&self, shard: ShardId, order: &Order);
+    /// The machine's state after the events that were at hand.
+    fn status(&self, status: &Status<'_>);
+}
+
+/// What people or signals ask of it.
+#[derive(Clone, Copy, Debug)]
+pub enum Request {
+    /// Write what was accepted, give everything up and end, within this time.
+    Stop {
+        /// Past it everything is given up as it is.
+        within: Duration,
+    },
+    /// Nobody is to have this shard.
+    Pause(ShardId),
+    /// It is to be tried again.
+    Resume(ShardId),
+}
+
+/// How long a shard that is handed over may take to write what it holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// `limits.handover`.
+    pub handover: Duration,
+}
+
+/// A shard that runs.
+struct Running {
+    events: UnboundedSender<Event>,
+    /// It was told to end, and was claimed again since: it is started anew when it has ended.
+    again: Option<Vec<Event>>,
+}
+
+/// The shards of this process.
+struct Shards {
+    starter: Arc<dyn Starter>,
+    limits: Limits,
+    running: BTreeMap<ShardId, Running>,
+    tasks: JoinSet<ShardId>,
+    reports: UnboundedSender<(ShardId, Report)>,
+}
+
+impl Shards {
+    fn run(&mut self, shard: ShardId, first: Vec<Event>) {
+        let (own, events) = unbounded_channel();
+        for event in first {
+            drop(own.send(event));
+        }
+        let task = self.starter.start(shard, events, own.clone(), self.reports.clone());
+        self.tasks.spawn(async move {
+            task.await;
+            shard
+        });
+        self.running.insert(shard, Running { events: own, again: None });
+    }
+
+    fn order(&mut self, shard: ShardId, order: Order) {
+        match order {
+            Order::Claim { share, of } => {
+                let mut first = vec![Event::Claim(share)];
+                first.extend(of.map(Event::OwnerGone));
+                match self.running.get_mut(&shard) {
+                    Some(running) => running.again = Some(first),
+                    None => self.run(shard, first),
+                }
+            }
+            Order::Share(part) => self.tell(shard, Event::Share(part)),
+            Order::OwnerGone(pin) => self.tell(shard, Event::OwnerGone(pin)),
+            Order::GiveUp => self.stop(shard, self.limits.handover),
+            Order::Stop { within } => self.stop(shard, within),
+        }
+    }
+
+    fn tell(&mut self, shard: ShardId, event: Event) {
+        match self.running.get_mut(&shard) {
+            Some(Running { again: Some(first), .. }) => first.push(event),
+            Some(running) => drop(running.events.send(event)),
+            None => {}
+        }
+    }
+
+    fn stop(&mut self, shard: ShardId, within: Duration) {
+        if let Some(running) = self.running.get_mut(&shard) {
+            // Claimed again and given up again before it had ended: nothing is left to start.
+            running.again = None;
+            drop(running.events.send(Event::Stop { within }));
+        }
+    }
+
+    fn ended(&mut self, shard: ShardId) {
+        if let Some(Running { again: Some(first), .. }) = self.running.remove(&shard) {
+            self.run(shard, first);
+        }
+    }
+}
+
+/// What a shard's report means to the sharing.
+fn report_of(report: &Report) -> claims::Report {
+    match report {
+        Report::Ready => claims::Report::Ready,
+        Report::Owned { pin } => claims::Report::Owned { pin: pin.clone() },
+        Report::Lost => claims::Report::Lost,
+        Report::Released { clean } => claims::Report::Released { clean: *clean },
+        Report::Failed(failure) => {
+            claims::Report::Failed { reason: failure.to_string(), scope: scope_of(failure) }
+        }
+    }
+}
+
+/// Whether an heir would fail in turn.
+fn scope_of(failure: &ShardFailure) -> Scope {
+    match failure {
+        // A newer Holdfast can read it; another one's configuration may say where to start.
+        ShardFailure::Record(holdfast_core::record::RecordError::Newer(_)) | ShardFailure::StartNeeded => {
+            Scope::Here
+        }
+        _ => Scope::Everywhere,
+    }
+}
+
+/// Whom the sharing talks to.
+pub struct Surroundings {
+    /// The bucket and the members.
+    pub members: Arc<dyn members::Port>,
+    /// What the members' watch shows.
+    pub watch: UnboundedReceiver<members::Reply>,
+    /// What people and signals ask.
+    pub requests: UnboundedReceiver<Request>,
+    /// Starts shards.
+    pub starter: Arc<dyn Starter>,
+}
+
+/// Runs `machine` until it has resigned.
+///
+/// # Errors
+/// A shard's task that panicked: a fault of Holdfast. Everything is given up at once.
+pub async fn share(
+    mut machine: Claims,
+    clock: Clock,
+    surroundings: Surroundings,
+    limits: Limits,
+    observer: &dyn Observer,
+) -> Result<(), tokio::task::JoinError> {
+    let Surroundings { members, mut watch, mut requests, starter } = surroundings;
+    let (reports, mut reported) = unbounded_channel();
+    let mut shards = Shards { starter, limits, running: BTreeMap::new(), tasks: JoinSet::new(), reports };
+    let mut calls: FuturesUnordered<BoxFuture<'static, members::Reply>> = FuturesUnordered::new();
+    let mut actions = Vec::new();
+    machine.handle(clock.now(), claims::Event::Wakeup, &mut actions);
+    loop {
+        for action in actions.drain(..) {
+            match action {
+                Action::Members(command) => {
+                    let members = Arc::clone(&members);
+                    calls.push(Box::pin(async move { members.call(command).await }));
+                }
+                Action::Shard { shard, order } => {
+                    observer.ordered(shard, &order);
+                    shards.order(shard, order);
+                }
+                Action::Notice(notice) => observer.notice(&notice),
+            }
+        }
+        observer.status(&machine.status());
+        if machine.is_over() {
+            // What is still held past the time for stopping is given up as it is.
+            shards.tasks.shutdown().await;
+            return Ok(());
+        }
+        let wakeup = machine.next_wakeup().map(|at| clock.to_tokio(at));
+        let event = tokio::select! {
+            // A shard's last report is in the queue before its task has ended.
+            biased;
+            Some((shard, report)) = reported.recv() => {
+                observer.report(shard, &report);
+                Some(claims::Event::Shard { shard, report: report_of(&report) })
+            }
+            Some(ended) = shards.tasks.join_next() => {
+                shards.ended(ended?);
+                None
+            }
+            Some(reply) = watch.recv() => Some(claims::Event::Members(reply)),
+            Some(reply) = calls.next() => Some(claims::Event::Members(reply)),
+            Some(request) = requests.recv() => Some(match request {
+                Request::Stop { within } => claims::Event::Stop { within },
+                Request::Pause(shard) => claims::Event::Pause(shard),
+                Request::Resume(shard) => claims::Event::Resume(shard),
+            }),
+            () = sleep_until(wakeup) => Some(claims::Event::Wakeup),
+        };
+        if let Some(event) = event {
+            machine.handle(clock.now(), event, &mut actions);
+        }
+    }
+}
