@@ -34,6 +34,17 @@ fn acked(rig: &Rig, rows: u64) {
     .unwrap();
 }
 
+/// Holds every insert until the gate is opened.
+fn hold_inserts(clickhouse: &http_proxy::HttpProxy) -> Gate {
+    let gate = Gate::default();
+    let held = gate.clone();
+    clickhouse.set_hook(move |request| match request.kind {
+        Kind::Insert if !held.is_open() => http_proxy::Fate::HoldUntil(held.clone()),
+        _ => http_proxy::Fate::Forward,
+    });
+    gate
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn case_60_rows_blocked_past_ack_wait_stay_in_order_under_one_pin() {
     const ROWS: u64 = 20_000;
@@ -52,12 +63,7 @@ async fn case_60_rows_blocked_past_ack_wait_stay_in_order_under_one_pin() {
         }
         Fate::Forward
     });
-    let gate = Gate::default();
-    let held = gate.clone();
-    clickhouse.set_hook(move |request| match request.kind {
-        Kind::Insert if !held.is_open() => http_proxy::Fate::HoldUntil(held.clone()),
-        _ => http_proxy::Fate::Forward,
-    });
+    let gate = hold_inserts(&clickhouse);
     let mut daemon = rig.ready_daemon("holdfast").unwrap();
     publish(&rig, 0, ROWS);
     let info = rig.jetstream().consumer("INGEST", "holdfast-0").unwrap();
@@ -96,12 +102,7 @@ async fn rows_delivered_again_among_new_ones_are_taken_once() {
         }
         Fate::Forward
     });
-    let gate = Gate::default();
-    let held = gate.clone();
-    clickhouse.set_hook(move |request| match request.kind {
-        Kind::Insert if !held.is_open() => http_proxy::Fate::HoldUntil(held.clone()),
-        _ => http_proxy::Fate::Forward,
-    });
+    let gate = hold_inserts(&clickhouse);
     let mut daemon = rig.ready_daemon("holdfast").unwrap();
     // Far below the cap: the daemon goes on pulling, and gets what it holds already once more.
     let publishing = rig.publish(0, ROWS, 128, Some(5_000)).unwrap();

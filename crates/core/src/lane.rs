@@ -393,7 +393,7 @@ impl Lane {
             let Some(held) = self.held.pop_front() else { return };
             self.held_bytes -= held.row.payload.len() as u64;
             let parked = Parked { row: held.row.seq, cause, code: None, message, attempts: 0 };
-            self.park(held.row, held.before, parked, now);
+            self.park(held.row, Some(held.before), parked, now);
             return;
         }
         let Some(target) = self.target().cloned() else { return };
@@ -434,7 +434,7 @@ impl Lane {
         self.work = Some(Work::Batch(open));
     }
 
-    fn park(&mut self, row: Row, before: Mark, parked: Parked, now: Instant) {
+    fn park(&mut self, row: Row, before: Option<Mark>, parked: Parked, now: Instant) {
         let mut parking = Parking::decide(row, before, parked);
         if !safeguard(Rule::ParkThroughLedger) {
             parking.stage = LetterStage::Publish(Ask::at(now));
@@ -811,12 +811,7 @@ impl Lane {
                 message: Parked::message(&refusal.message),
                 attempts: open.tries,
             };
-            let mut parking = Parking::decide(row.clone(), before.unwrap_or_default(), parked);
-            parking.before = before;
-            if !safeguard(Rule::ParkThroughLedger) {
-                parking.stage = LetterStage::Publish(Ask::at(cx.now));
-            }
-            self.work = Some(Work::Letter(parking));
+            self.park(row.clone(), before, parked, cx.now);
             return Freed::default();
         }
         let sent: Vec<Row> = if open.found.is_some() { open.missing() } else { rows.to_vec() };

@@ -36,15 +36,8 @@ pub(crate) struct Parking {
 
 impl Parking {
     /// A row that is at hand; the decision is to be written next.
-    pub(crate) fn decide(row: Row, before: Mark, parked: Parked) -> Self {
-        Self {
-            parked,
-            row: Some(row),
-            before: Some(before),
-            stage: Stage::Intent,
-            awaits_proof: false,
-            tries: 0,
-        }
+    pub(crate) fn decide(row: Row, before: Option<Mark>, parked: Parked) -> Self {
+        Self { parked, row: Some(row), before, stage: Stage::Intent, awaits_proof: false, tries: 0 }
     }
 
     /// A decision of an earlier tenure.
