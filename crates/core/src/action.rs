@@ -18,7 +18,12 @@ pub enum Event {
     OwnerGone(delivery::PinId),
     /// The share has changed.
     Share(Share),
-    /// Write what was accepted, give the shard up, and end, within this time.
+    /// Another member is to have the shard: write what was accepted, give it up, and end, within this time.
+    HandOver {
+        /// Past it the shard is given up with rows unwritten; they come again to the heir.
+        within: Duration,
+    },
+    /// The process stops: the same.
     Stop {
         /// Past it the shard is given up with rows unwritten; they come again to the heir.
         within: Duration,

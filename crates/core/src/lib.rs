@@ -29,6 +29,7 @@ pub mod row;
 pub mod rule;
 pub mod shard;
 mod standby;
+pub mod state;
 mod tenure;
 pub mod time;
 pub mod trim;

@@ -17,6 +17,7 @@ use crate::record::{Session, Writer};
 use crate::release::Release;
 use crate::row::{Seq, ShardId, TableName};
 use crate::standby::{Fencing, Standby};
+use crate::state::State;
 use crate::tenure::Tenure;
 use crate::time::Instant;
 
@@ -74,6 +75,8 @@ pub(crate) struct Env {
     pub(crate) gone: Option<PinId>,
     pub(crate) share: Share,
     pub(crate) stop_at: Option<Instant>,
+    /// It ends for another member, not with the process.
+    hands_over: bool,
 }
 
 impl Env {
@@ -153,7 +156,7 @@ pub struct Shard {
 /// How a shard stands, for people, metrics and invariants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status<'a> {
-    /// The phase as a word.
+    /// The state as a word.
     pub phase: &'static str,
     /// The pin, if the server gave us one.
     pub pin: Option<&'a PinId>,
@@ -195,6 +198,7 @@ impl Shard {
             gone: None,
             share: Share { rows: Share::MIN_ROWS, bytes: 0 },
             stop_at: None,
+            hands_over: false,
         };
         Self { env, phase: Phase::Unclaimed }
     }
@@ -225,7 +229,8 @@ impl Shard {
                 }
                 Next::Stay
             }
-            Event::Stop { within } => self.on_stop(now, within, out),
+            Event::HandOver { within } => self.on_stop(now, within, true, out),
+            Event::Stop { within } => self.on_stop(now, within, false, out),
             Event::Delivery(reply) => self.on_delivery(now, reply, out),
             Event::Ledger(reply) => match &mut self.phase {
                 Phase::Standby(standby) => standby.on_ledger(now, reply, out),
@@ -264,14 +269,17 @@ impl Shard {
         debug_assert_eq!(self.validate(), Ok(()));
     }
 
-    fn on_stop(&mut self, now: Instant, within: Duration, out: &mut Actions) -> Next {
-        let deadline = now + within;
-        self.env.stop_at = Some(deadline);
+    fn on_stop(&mut self, now: Instant, within: Duration, hands_over: bool, out: &mut Actions) -> Next {
+        let before = self.state();
+        // A process that stops does so whoever was to have the shard.
+        self.env.hands_over = hands_over && (self.env.hands_over || self.env.stop_at.is_none());
+        self.env.stop_at = Some(now + within);
         match &mut self.phase {
             Phase::Unclaimed | Phase::Standby(_) => Next::Released { clean: true },
             Phase::Fencing(fencing) => fencing.give_up(now),
             Phase::Owning(tenure) => {
                 tenure.halt(&mut self.env, out);
+                self.changed(before);
                 Next::Stay
             }
             Phase::Releasing(_) | Phase::Released | Phase::Failed(_) => Next::Stay,
@@ -321,7 +329,33 @@ impl Shard {
                 Phase::Failed(failure)
             }
         };
+        let before = self.state();
         self.phase = phase;
+        self.changed(before);
+    }
+
+    /// Makes sure that the state may have changed so.
+    fn changed(&self, before: State) {
+        let state = self.state();
+        if state != before {
+            debug_assert!(before.may_become(state), "{before:?} became {state:?}");
+            #[cfg(feature = "mutants")]
+            crate::state::see(before, state);
+        }
+    }
+
+    fn state(&self) -> State {
+        match &self.phase {
+            Phase::Unclaimed => State::Unclaimed,
+            Phase::Standby(_) => State::Standby,
+            Phase::Fencing(_) => State::TakingOver,
+            Phase::Owning(tenure) if !tenure.is_halting() => State::Owning,
+            Phase::Owning(_) if self.env.hands_over => State::HandingOver,
+            Phase::Owning(_) => State::Halting,
+            Phase::Releasing(_) => State::Releasing,
+            Phase::Released => State::Released,
+            Phase::Failed(_) => State::Failed,
+        }
     }
 
     fn leave(&mut self, out: &mut Actions) {
@@ -352,16 +386,7 @@ impl Shard {
     #[must_use]
     pub fn status(&self) -> Status<'_> {
         let mut status = Status {
-            phase: match &self.phase {
-                Phase::Unclaimed => "unclaimed",
-                Phase::Standby(_) => "standby",
-                Phase::Fencing(_) => "taking over",
-                Phase::Owning(tenure) if tenure.is_halting() => "halting",
-                Phase::Owning(_) => "owning",
-                Phase::Releasing(_) => "releasing",
-                Phase::Released => "released",
-                Phase::Failed(_) => "failed",
-            },
+            phase: self.state().key(),
             pin: None,
             epoch: None,
             floor: Seq::ZERO,

@@ -226,7 +226,7 @@ impl Starter for Assembly {
                 let connected = tokio::select! {
                     connected = Connection::open(&nats) => connected,
                     event = events.recv() => match event {
-                        None | Some(Event::Stop { .. }) => {
+                        None | Some(Event::HandOver { .. } | Event::Stop { .. }) => {
                             drop(reports.send((shard, Report::Released { clean: true })));
                             return;
                         }

@@ -108,8 +108,8 @@ impl Shards {
             }
             Order::Share(part) => self.tell(shard, Event::Share(part)),
             Order::OwnerGone(pin) => self.tell(shard, Event::OwnerGone(pin)),
-            Order::GiveUp => self.stop(shard, self.limits.handover),
-            Order::Stop { within } => self.stop(shard, within),
+            Order::GiveUp => self.end(shard, Event::HandOver { within: self.limits.handover }),
+            Order::Stop { within } => self.end(shard, Event::Stop { within }),
         }
     }
 
@@ -121,11 +121,11 @@ impl Shards {
         }
     }
 
-    fn stop(&mut self, shard: ShardId, within: Duration) {
+    fn end(&mut self, shard: ShardId, how: Event) {
         if let Some(running) = self.running.get_mut(&shard) {
             // Claimed again and given up again before it had ended: nothing is left to start.
             running.again = None;
-            drop(running.events.send(Event::Stop { within }));
+            drop(running.events.send(how));
         }
     }
 

@@ -40,6 +40,26 @@ fn sequences_get_somewhere() {
     assert!(sum.split > 50 && sum.letters > 100 && sum.acked > 100, "{sum:?}");
 }
 
+/// The diagram of states shows what can happen, and all of it.
+#[cfg(feature = "mutants")]
+#[test]
+fn every_transition_is_taken() {
+    use holdfast_core::state::{State, seen};
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let bytes = proptest::collection::vec(any::<u8>(), 0..900);
+    let expected: std::collections::BTreeSet<_> =
+        State::TRANSITIONS.iter().map(|(from, to, _)| (*from, *to)).collect();
+    for _ in 0..200_000 {
+        let bytes = bytes.new_tree(&mut runner).expect("bytes can be drawn").current();
+        any_events(&bytes).expect("no rule is broken");
+        if seen() == expected {
+            return;
+        }
+    }
+    let never: Vec<_> = expected.difference(&seen()).copied().collect();
+    panic!("never taken: {never:?}");
+}
+
 proptest! {
     #![proptest_config(config())]
 

@@ -19,15 +19,16 @@
 //! its luck yet. Only a draining member gives up without: others have been told.
 //!
 //! **Failures.** A shard whose consumer is gone is published as failed, and claimed by nobody while any live
-//! member says so: until that one is started anew or resumed. One that fails for reasons of this process only
-//! is left to the others.
+//! member says so: until that one is started anew or resumed. If it leaves instead, its heirs would find the same
+//! in turn, and none does: each says that the shard is not for it, until a member that has not heard of the failure,
+//! one started since, owns the shard. One that fails for reasons of this process only is left to the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::ask::{Ask, Attempts};
 use crate::budget::Share;
-use crate::member::{Fault, Hold, Member, MemberId, State};
+use crate::member::{Fault, Hold, Member, MemberId, Scope, State};
 use crate::ports::delivery::PinId;
 use crate::ports::members::{self, Command, Entry};
 use crate::record::Session;
@@ -137,6 +138,8 @@ pub struct Claims {
     rival: Option<Session>,
     mine: Vec<Mine>,
     failed: BTreeMap<ShardId, Fault>,
+    /// What members that left found broken for everybody: not for us, until somebody owns it.
+    broken: BTreeMap<ShardId, Fault>,
     paused: BTreeSet<ShardId>,
     /// Pins of dead owners, until somebody makes use of them.
     orphans: BTreeMap<ShardId, (MemberId, PinId)>,
@@ -165,6 +168,7 @@ impl Claims {
             rival: None,
             mine: vec![Mine::Free; config.shards as usize],
             failed: BTreeMap::new(),
+            broken: BTreeMap::new(),
             paused: BTreeSet::new(),
             orphans: BTreeMap::new(),
             plan: BTreeMap::new(),
@@ -194,6 +198,7 @@ impl Claims {
             Event::Resume(shard) => {
                 self.stale |= self.paused.remove(&shard);
                 self.stale |= self.failed.remove(&shard).is_some();
+                self.stale |= self.broken.remove(&shard).is_some();
             }
         }
         self.poll(now, out);
@@ -301,13 +306,7 @@ impl Claims {
             return;
         }
         // Our own last process start: what it was pinned by is nobody's.
-        for (shard, hold) in record.shards {
-            if let Some(pin) = hold.pin
-                && self.place(shard).is_some()
-            {
-                self.orphans.insert(shard, (record.id.clone(), pin));
-            }
-        }
+        self.inherit(record, Gone::Restarted);
     }
 
     /// The watch has shown what was sent at `sent`: everything that was stored before then is known.
@@ -335,14 +334,33 @@ impl Claims {
             match change {
                 Change::Says => {}
                 Change::Joined(member) => out.push(Action::Notice(Notice::Joined { member })),
-                Change::Left { id, why, pins } => {
+                Change::Left { id, why, record } => {
                     out.push(Action::Notice(Notice::Left { member: id.clone(), why }));
-                    for (shard, pin) in pins {
-                        if self.place(shard).is_some() {
-                            self.orphans.insert(shard, (id.clone(), pin));
-                        }
+                    if let Some(record) = record {
+                        self.inherit(record, why);
                     }
                 }
+            }
+        }
+    }
+
+    /// Takes over what a member that is gone leaves behind: its pins, and what it found broken.
+    fn inherit(&mut self, record: Member, why: Gone) {
+        for (shard, hold) in record.shards {
+            if let Some(pin) = hold.pin
+                && self.place(shard).is_some()
+            {
+                self.orphans.insert(shard, (record.id.clone(), pin));
+            }
+        }
+        // Whoever was started anew tries again itself.
+        if why == Gone::Restarted || !safeguard(Rule::FailedShardsLeft) {
+            return;
+        }
+        for (shard, fault) in record.failed {
+            if fault.scope == Scope::Everywhere && self.place(shard).is_some() {
+                let reason = format!("{}: {}", record.id, fault.reason);
+                self.broken.insert(shard, Fault::new(&reason, Scope::Here));
             }
         }
     }
@@ -459,7 +477,7 @@ impl Claims {
 
     fn resign(&mut self, now: Instant, out: &mut Vec<Action>) {
         if let Phase::Draining { until } = self.phase
-            && (now >= until || self.held().next().is_none())
+            && (now >= until || (self.held().next().is_none() && self.has_told_failures()))
         {
             self.phase = Phase::Resigning { ask: Ask::at(now), until: now + RESIGN_PATIENCE };
         }
@@ -476,6 +494,11 @@ impl Claims {
         }
     }
 
+    /// Whether the others know what failed here: else they would try it when the record is gone.
+    fn has_told_failures(&self) -> bool {
+        self.failed.is_empty() || self.publisher.has_stored(&self.record())
+    }
+
     /// What the own record should say, but for the beat.
     fn record(&self) -> Member {
         let holds =
@@ -487,6 +510,12 @@ impl Claims {
                 *hold = Hold { leaving: hold.leaving, ..Hold::default() };
             }
         }
+        let mut failed = self.failed.clone();
+        for (shard, fault) in &self.broken {
+            if !shards.contains_key(shard) {
+                failed.entry(*shard).or_insert_with(|| fault.clone());
+            }
+        }
         Member {
             version: Member::VERSION,
             id: self.config.id.clone(),
@@ -496,7 +525,7 @@ impl Claims {
             software: self.config.software.clone(),
             fingerprint: self.config.fingerprint.clone(),
             shards,
-            failed: self.failed.clone(),
+            failed,
             paused: self.paused.clone(),
         }
     }

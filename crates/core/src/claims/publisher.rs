@@ -60,6 +60,11 @@ impl Publisher {
         self.is_gone = true;
     }
 
+    /// Whether the stored record is known to say this.
+    pub(super) fn has_stored(&self, record: &Member) -> bool {
+        self.stored.as_ref().is_some_and(|stored| stored.says_the_same_as(record))
+    }
+
     /// When no write can be on its way any more.
     pub(super) fn quiet_at(&self) -> Instant {
         self.flight.as_ref().map_or(Instant::START, |flight| flight.until)
@@ -101,8 +106,8 @@ impl Publisher {
         if !self.is_quiet(now) || self.retry_at.is_some_and(|at| now < at) {
             return None;
         }
-        let says_news = |stored: &Member| !stored.says_the_same_as(&record);
-        let is_news = self.is_gone || self.stored.as_ref().map_or(!self.was_stored, says_news);
+        let is_news = self.is_gone
+            || if self.stored.is_some() { !self.has_stored(&record) } else { !self.was_stored };
         if !is_news && self.retry_at.is_none() && now < self.sent_at + config.heartbeat {
             return None;
         }

@@ -44,6 +44,7 @@ impl Claims {
             live.iter().any(|member| member.shards.get(shard).is_some_and(|hold| hold.pin.is_some()))
         };
         self.orphans.retain(|shard, _| !owned(shard));
+        self.broken.retain(|shard, _| !owned(shard));
         let held: BTreeSet<ShardId> = live.iter().flat_map(|member| member.shards.keys()).copied().collect();
         self.vacant.retain(|shard, _| self.plan.contains_key(shard) && !held.contains(shard));
         for shard in self.plan.keys().filter(|shard| !held.contains(shard)) {
@@ -70,7 +71,9 @@ impl Claims {
                         .and_then(|record| record.shards.get(&shard))
                         .is_some_and(|hold| !hold.leaving);
                     let given = home.is_some() && !safeguard(Rule::GiveUpToStandby);
-                    if stands_by || given || self.is_paused(shard) {
+                    // Nobody's: whoever owns it all the same shows that it is not broken, whoever stands by leaves it.
+                    let nobodys = home.is_none() && matches!(mine, Mine::Standby);
+                    if stands_by || given || nobodys || self.is_paused(shard) {
                         self.mine[place] = mine.leaving();
                         self.order(place, Order::GiveUp, out);
                         self.stale = true;
@@ -105,6 +108,11 @@ impl Claims {
         }
     }
 
+    /// Whether this process found it unfit for itself, or was told so by one that left.
+    fn is_barred(&self, shard: ShardId) -> bool {
+        self.failed.contains_key(&shard) || self.broken.contains_key(&shard)
+    }
+
     fn is_paused(&self, shard: ShardId) -> bool {
         self.paused.contains(&shard) || self.view.live().any(|member| member.paused.contains(&shard))
     }
@@ -122,7 +130,7 @@ impl Claims {
     pub(super) fn stand_in_at(&self, shard: ShardId) -> Option<Instant> {
         let Vacancy { since, is_urgent } = *self.vacant.get(&shard)?;
         let home = self.plan.get(&shard)?;
-        if *home == self.config.id || self.failed.contains_key(&shard) {
+        if *home == self.config.id || self.is_barred(shard) {
             return None;
         }
         let able = |member: &&Member| member.state == State::Active && !member.failed.contains_key(&shard);

@@ -136,7 +136,10 @@ impl Claims {
                 },
                 owners: Vec::new(),
                 standbys: Vec::new(),
-                failed: self.failed.get(&shard).map(|fault| (&self.config.id, fault)).into_iter().collect(),
+                failed: [&self.failed, &self.broken]
+                    .into_iter()
+                    .filter_map(|faults| Some((&self.config.id, faults.get(&shard)?)))
+                    .collect(),
                 paused: self.paused.get(&shard).map(|_| &self.config.id).into_iter().collect(),
                 unowned: self.vacant.get(&shard).is_some_and(|vacancy| vacancy.is_urgent),
             })

@@ -463,7 +463,7 @@ fn a_draining_member_is_given_nothing_and_its_shards_are_claimed_at_once() {
 }
 
 #[test]
-fn a_failed_shard_is_left_by_all_until_nobody_says_so() {
+fn a_failed_shard_is_left_by_all_and_no_heir_fails_in_turn() {
     let mut bench = Bench::ready("a", 2, &[]);
     let failed = Report::Failed { reason: "consumer deleted".to_owned(), scope: Scope::Everywhere };
     bench.report(1, failed);
@@ -481,8 +481,36 @@ fn a_failed_shard_is_left_by_all_until_nobody_says_so() {
     let status = bench.claims.status();
     assert_eq!(status.shards[1].failed, vec![(&id("b"), &says.failed[&ShardId(1)])]);
     assert_eq!(status.shards[1].home, None);
+    // It leaves, and its heir does not try.
     bench.members(members::Reply::Removed { key: "b".into() });
-    assert!(bench.claimed().contains(&1));
+    let told = bench.claims.record();
+    assert_eq!(told.failed[&ShardId(1)], Fault::new("b: consumer deleted", Scope::Here));
+    bench.pass(SECOND * 60);
+    assert!(!bench.claimed().contains(&1));
+    // One that has not heard of it tries, and owns it: it is whole again for all.
+    bench.changed(&other("c", [1]));
+    assert_eq!(bench.claims.status().shards[1].home, Some(&id("c")));
+    bench.changed(&owning(other("c", [1]), 1, "p1"));
+    assert_eq!(bench.claims.record().failed, BTreeMap::new());
+}
+
+#[test]
+fn a_failure_is_told_before_the_record_goes() {
+    let mut bench = Bench::ready("a", 1, &[]);
+    bench.store();
+    bench.take();
+    // A heartbeat is on its way when the shard fails and the process is stopped for it.
+    bench.pass(SECOND / 2);
+    let beat = bench.take();
+    let reason = "consumer deleted".to_owned();
+    bench.report(0, Report::Failed { reason, scope: Scope::Everywhere });
+    bench.tell(Event::Stop { within: SECOND * 20 });
+    bench.out.splice(..0, beat);
+    let told = bench.store().unwrap();
+    assert_eq!(told.failed[&ShardId(0)].reason, "consumer deleted");
+    bench.pass(SECOND);
+    let deletes = |action: &Action| matches!(action, Action::Members(Command::Delete { .. }));
+    assert!(bench.out.iter().any(deletes), "{:?}", bench.out);
 }
 
 #[test]
@@ -884,7 +912,7 @@ fn every_rule_is_missed() {
             Rule::LeaseWhileHearing,
             a_process_that_does_not_hear_itself_claims_nothing_keeps_all_and_buries_nobody,
         ),
-        (Rule::FailedShardsLeft, a_failed_shard_is_left_by_all_until_nobody_says_so),
+        (Rule::FailedShardsLeft, a_failed_shard_is_left_by_all_and_no_heir_fails_in_turn),
         (Rule::DrainingGetsNothing, a_draining_member_is_given_nothing_and_its_shards_are_claimed_at_once),
         (Rule::GiveUpToStandby, a_shard_is_given_up_when_the_other_stands_by_for_it_and_not_before),
     ];

@@ -8,10 +8,8 @@ use super::{Config, Notice};
 use crate::ask::{Ask, Attempts};
 use crate::member::{Member, MemberError, MemberId, State};
 use crate::ports::Attempt;
-use crate::ports::delivery::PinId;
 use crate::ports::ledger::Revision;
 use crate::ports::members::{Command, Entry, Probe};
-use crate::row::ShardId;
 use crate::rule::{Rule, safeguard};
 use crate::time::Instant;
 
@@ -63,8 +61,8 @@ impl fmt::Display for Gone {
 pub(super) enum Change {
     /// A member that was not there, or was gone.
     Joined(MemberId),
-    /// A member is gone, with these pins.
-    Left { id: MemberId, why: Gone, pins: Vec<(ShardId, PinId)> },
+    /// A member is gone, and this was its last record.
+    Left { id: MemberId, why: Gone, record: Option<Member> },
     /// It says something else than before.
     Says,
 }
@@ -90,11 +88,6 @@ pub(super) struct Peer {
 impl Peer {
     pub(super) fn is_live(&self) -> bool {
         matches!(self.life, Life::Live { .. })
-    }
-
-    fn pins(&self) -> Vec<(ShardId, PinId)> {
-        let shards = self.record.iter().flat_map(|record| &record.shards);
-        shards.filter_map(|(shard, hold)| Some((*shard, hold.pin.clone()?))).collect()
     }
 }
 
@@ -213,7 +206,7 @@ impl View {
         if !peer.is_live() {
             changes.push(Change::Joined(id));
         } else if record.is_some() && peer.record.is_some() && session(&record) != session(&peer.record) {
-            changes.push(Change::Left { id: id.clone(), why: Gone::Restarted, pins: peer.pins() });
+            changes.push(Change::Left { id: id.clone(), why: Gone::Restarted, record: peer.record.clone() });
             changes.push(Change::Joined(id));
         } else if let (Some(was), Some(is)) = (&peer.record, &record)
             && !was.says_the_same_as(is)
@@ -252,7 +245,7 @@ impl View {
         let Ok(id) = MemberId::new(key) else { return };
         let Some(peer) = self.peers.remove(&id) else { return };
         if peer.is_live() {
-            changes.push(Change::Left { pins: peer.pins(), id, why: Gone::Resigned });
+            changes.push(Change::Left { id, why: Gone::Resigned, record: peer.record });
         }
     }
 
@@ -276,7 +269,7 @@ impl View {
     pub(super) fn expire(&mut self, config: &Config, now: Instant, changes: &mut Vec<Change>) {
         for (id, peer) in &mut self.peers {
             if peer.is_live() && now >= peer.lease_from + config.lease {
-                changes.push(Change::Left { id: id.clone(), why: Gone::LeaseOver, pins: peer.pins() });
+                changes.push(Change::Left { id: id.clone(), why: Gone::LeaseOver, record: peer.record.clone() });
                 peer.life = Life::Gone { why: Gone::LeaseOver, since: now };
             }
         }
@@ -322,7 +315,8 @@ impl View {
             };
             *refused = if nobody { *refused + 1 } else { 0 };
             if *refused >= REFUSALS {
-                changes.push(Change::Left { id: id.clone(), why: Gone::NoResponders, pins: peer.pins() });
+                let record = peer.record.clone();
+                changes.push(Change::Left { id: id.clone(), why: Gone::NoResponders, record });
                 peer.life = Life::Gone { why: Gone::NoResponders, since: now };
             }
             return;
