@@ -75,6 +75,8 @@ pub(crate) struct Env {
     pub(crate) gone: Option<PinId>,
     pub(crate) share: Share,
     pub(crate) stop_at: Option<Instant>,
+    /// Rows accepted, over all tenures.
+    pub(crate) accepted_rows: u64,
     /// It ends for another member, not with the process.
     hands_over: bool,
 }
@@ -166,6 +168,8 @@ pub struct Status<'a> {
     pub floor: Seq,
     /// The last row accepted.
     pub accepted: Seq,
+    /// Rows accepted since the shard was claimed.
+    pub accepted_rows: u64,
     /// Rows held.
     pub held_rows: u64,
     /// Bytes held.
@@ -198,6 +202,7 @@ impl Shard {
             gone: None,
             share: Share { rows: Share::MIN_ROWS, bytes: 0 },
             stop_at: None,
+            accepted_rows: 0,
             hands_over: false,
         };
         Self { env, phase: Phase::Unclaimed }
@@ -391,6 +396,7 @@ impl Shard {
             epoch: None,
             floor: Seq::ZERO,
             accepted: Seq::ZERO,
+            accepted_rows: self.env.accepted_rows,
             held_rows: 0,
             held_bytes: 0,
             share: self.env.share,

@@ -329,6 +329,7 @@ impl Tenure {
     }
 
     fn accept(&mut self, env: &mut Env, now: Instant, row: Row, before: Mark, floor: Seq) {
+        env.accepted_rows += 1;
         // Looked up by reference first: nearly every row's lane is there, and a name is shared, not copied.
         if !self.lanes.contains_key(&row.table) {
             let target = env.recall(&row.table);

@@ -138,8 +138,8 @@ pub struct WeakerTable {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counts {
-    /// Rows accepted, where that is known.
-    pub rows_accepted: Option<u64>,
+    /// Rows accepted.
+    pub rows_accepted: u64,
     /// Rows in batches that are in the store.
     pub rows_written: u64,
     /// Rows kept as dead letters.

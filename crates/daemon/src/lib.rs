@@ -1,6 +1,7 @@
 //! The daemon and its commands.
 
 mod assembly;
+mod backlog;
 pub mod check;
 pub mod cli;
 pub mod clock;

@@ -202,9 +202,7 @@ impl Metrics {
             gauge!("holdfast_shards_owned").set(f64::from(gauges.owned));
             gauge!("holdfast_shards_unowned").set(f64::from(gauges.unowned));
             gauge!("holdfast_members").set(f64::from(gauges.members));
-            if let Some(rows) = gauges.rows_accepted {
-                counter!("holdfast_rows_accepted_total").absolute(rows);
-            }
+            counter!("holdfast_rows_accepted_total").absolute(gauges.rows_accepted);
             for reason in WAITS {
                 let lanes = gauges.waiting.get(reason).copied().unwrap_or(0);
                 gauge!("holdfast_lanes_waiting", "reason" => reason).set(lanes as f64);

@@ -146,7 +146,7 @@ pub struct Gauges {
     /// Daemons that share the shards.
     pub members: u32,
     /// Rows accepted since the process started, if that is known of every shard.
-    pub rows_accepted: Option<u64>,
+    pub rows_accepted: u64,
     /// Tables that do not get on, by the kind of their trouble.
     pub waiting: BTreeMap<&'static str, usize>,
     /// Shard by shard.
@@ -278,13 +278,12 @@ impl Process {
     #[must_use]
     pub fn gauges(&self) -> Gauges {
         let now = self.clock.now();
-        let mut gauges = Gauges { rows_accepted: Some(0), ..Gauges::default() };
+        let mut gauges = Gauges::default();
         for shard in &self.shards {
             let view = lock(shard);
             gauges.owned += u32::from(view.is_owned());
             gauges.unowned += u32::from(view.failure.is_some());
-            let accepted = gauges.rows_accepted.zip(view.counts.rows_accepted);
-            gauges.rows_accepted = accepted.map(|(sum, rows)| sum + rows);
+            gauges.rows_accepted += view.counts.rows_accepted;
             for (kind, lanes) in &view.waiting_lanes {
                 *gauges.waiting.entry(kind).or_default() += lanes;
             }
@@ -302,6 +301,19 @@ impl Process {
         let others = sharing.members.iter().filter(|member| member.gone.is_none()).count();
         gauges.members = u32::try_from(others + 1).unwrap_or(u32::MAX);
         gauges
+    }
+
+    /// The shards that are owned here, and those that no member is known to have.
+    #[must_use]
+    pub fn to_look_at(&self) -> (BTreeSet<ShardId>, BTreeSet<ShardId>) {
+        let sharing = lock(&self.sharing);
+        let shards = || (0..).map(ShardId).zip(&self.shards);
+        let ours = shards().filter(|(_, view)| lock(view).is_owned()).map(|(shard, _)| shard).collect();
+        let nobodys = (0..).map(ShardId).zip(&sharing.shards).filter(|(_, shard)| {
+            shard.mine == "free" && shard.owners.is_empty() && shard.standbys.is_empty()
+        });
+        let nobodys = if sharing.ready { nobodys.map(|(shard, _)| shard).collect() } else { BTreeSet::new() };
+        (ours, nobodys)
     }
 
     /// What Prometheus is told.

@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
 use crate::assembly::Assembly;
+use crate::backlog;
 use crate::clock::Clock;
 use crate::config::{Config, OnLostShard};
 use crate::exit::Exit;
@@ -68,11 +69,18 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
         let members = Arc::new(members.await.map_err(Exit::error)?);
         let (report, _unheard) = unbounded_channel();
         let trimmer = assembly.trim(leads, report);
+        let looker = tokio::spawn(backlog::watch(
+            assembly.control.clone(),
+            assembly.topology.clone(),
+            Arc::clone(&process),
+            requests.clone(),
+        ));
         process.enter(Stage::Running);
         let machine = Claims::new(machine, clock.now());
         let limits = Limits { handover: config.handover() };
         let surroundings = Surroundings { members, watch, requests: requested, starter: Arc::new(assembly) };
         let ended = share(machine, clock, surroundings, limits, &conductor).await;
+        looker.abort();
         if let Some(trimmer) = trimmer {
             trimmer.abort();
         }

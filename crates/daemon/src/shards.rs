@@ -83,6 +83,8 @@ pub struct ShardView {
     waits: Option<(&'static str, String, Instant)>,
     /// Why the shard ended by itself.
     pub failure: Option<ShardFailure>,
+    /// What the machine that runs now has accepted of that, each claim being another machine.
+    accepted_rows: u64,
     /// Since the process started.
     pub counts: Counts,
 }
@@ -112,6 +114,7 @@ impl Default for ShardView {
             ledger_trouble: None,
             waits: None,
             failure: None,
+            accepted_rows: 0,
             counts: Counts::default(),
         }
     }
@@ -161,6 +164,9 @@ impl ShardView {
             self.floor = Some(status.floor.0);
             self.accepted = Some(status.accepted.0);
         }
+        let before = if status.accepted_rows < self.accepted_rows { 0 } else { self.accepted_rows };
+        self.counts.rows_accepted += status.accepted_rows - before;
+        self.accepted_rows = status.accepted_rows;
         self.held_rows = status.held_rows;
         self.held_bytes = status.held_bytes;
         self.share = status.share;
@@ -452,6 +458,7 @@ mod tests {
             epoch: Some(3),
             floor: Seq(10),
             accepted: Seq(20),
+            accepted_rows: 7,
             held_rows: 5,
             held_bytes: 500,
             share: Share { rows: 1_000, bytes: 1 << 20 },

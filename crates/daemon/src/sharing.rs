@@ -57,6 +57,8 @@ pub enum Request {
     Pause(ShardId),
     /// It is to be tried again.
     Resume(ShardId),
+    /// Its rows wait, and nobody is known to have it.
+    Unowned(ShardId),
 }
 
 /// How long a shard that is handed over may take to write what it holds.
@@ -227,6 +229,7 @@ pub async fn share(
                 Request::Stop { within } => claims::Event::Stop { within },
                 Request::Pause(shard) => claims::Event::Pause(shard),
                 Request::Resume(shard) => claims::Event::Resume(shard),
+                Request::Unowned(shard) => claims::Event::Unowned { shard },
             }),
             () = sleep_until(wakeup) => Some(claims::Event::Wakeup),
         };

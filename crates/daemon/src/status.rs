@@ -159,6 +159,7 @@ pub fn describe(document: &Document, width: Width) -> String {
             has(shard),
             shown(&shard.phase, 12),
             count(shard.lanes),
+            shard.backlog_rows.map_or("–".to_owned(), count),
             shard.floor.map_or("–".to_owned(), count),
             count(shard.held_rows),
             shard.oldest_unwritten_seconds.map_or("–".to_owned(), lasts),
@@ -166,8 +167,18 @@ pub fn describe(document: &Document, width: Width) -> String {
             count(shard.counts.rows_dead_lettered),
         ]
     });
-    let headings =
-        [">SHARD", "OWNER", "PHASE", ">TABLES", ">DONE UP TO", ">HELD", ">OLDEST", ">WRITTEN", ">DEAD"];
+    let headings = [
+        ">SHARD",
+        "OWNER",
+        "PHASE",
+        ">TABLES",
+        ">WAITING",
+        ">DONE UP TO",
+        ">HELD",
+        ">OLDEST",
+        ">WRITTEN",
+        ">DEAD",
+    ];
     text.push_str(&output::render(headings, rows, width));
     for shard in &document.shards {
         for why in reasons(shard) {

@@ -92,6 +92,7 @@ pub(crate) struct StreamInfo {
 #[serde(default)]
 pub(crate) struct SequenceInfo {
     pub(crate) consumer_seq: u64,
+    pub(crate) stream_seq: u64,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -7,6 +7,7 @@
 //! | [`ledger`] | records by compare-and-set in a key-value bucket: the ledger port |
 //! | [`dead_letters`] | rows that can never be stored, kept with the reason: the dead letters port |
 //! | [`letters`] | reading them, putting them through the stream again, dropping them |
+//! | [`backlog`] | what waits for a shard's consumer |
 //! | [`retention`] | trimming written rows: the retention port |
 //! | [`topology`] | the stream, consumers and buckets that Holdfast needs: print, apply, check |
 //! | [`stream`] | the stream as it is, and the rows that it holds |
@@ -17,6 +18,7 @@
 
 pub mod ack_subject;
 mod api;
+pub mod backlog;
 pub mod connect;
 pub mod dead_letters;
 pub mod delivery;

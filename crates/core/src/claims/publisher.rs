@@ -106,8 +106,8 @@ impl Publisher {
         if !self.is_quiet(now) || self.retry_at.is_some_and(|at| now < at) {
             return None;
         }
-        let is_news = self.is_gone
-            || if self.stored.is_some() { !self.has_stored(&record) } else { !self.was_stored };
+        let is_news =
+            self.is_gone || if self.stored.is_some() { !self.has_stored(&record) } else { !self.was_stored };
         if !is_news && self.retry_at.is_none() && now < self.sent_at + config.heartbeat {
             return None;
         }

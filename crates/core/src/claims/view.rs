@@ -269,7 +269,11 @@ impl View {
     pub(super) fn expire(&mut self, config: &Config, now: Instant, changes: &mut Vec<Change>) {
         for (id, peer) in &mut self.peers {
             if peer.is_live() && now >= peer.lease_from + config.lease {
-                changes.push(Change::Left { id: id.clone(), why: Gone::LeaseOver, record: peer.record.clone() });
+                changes.push(Change::Left {
+                    id: id.clone(),
+                    why: Gone::LeaseOver,
+                    record: peer.record.clone(),
+                });
                 peer.life = Life::Gone { why: Gone::LeaseOver, since: now };
             }
         }
