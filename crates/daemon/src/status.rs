@@ -13,7 +13,7 @@ use hyper_util::rt::TokioExecutor;
 
 use crate::cli::Status;
 use crate::config::Config;
-use crate::document::{Document, Shard};
+use crate::document::{Document, Member, Shard};
 use crate::exit::Exit;
 use crate::output::{self, Width, count, lasts, shown};
 
@@ -125,18 +125,22 @@ pub fn describe(document: &Document, width: Width) -> String {
         let ready = if member.ready { "ready" } else { "NOT READY" };
         let _ = writeln!(
             text,
-            "{}: {ready}, {} for {}, stream {}, version {}",
+            "{}: {ready}, {}{}, stream {}, version {}",
             shown(&member.node, 60),
             shown(&member.phase, 20),
-            lasts(member.uptime_seconds as f64),
+            // What another member holds and since when it runs only that one knows.
+            if is_asked(member) {
+                format!(" for {}", lasts(member.uptime_seconds as f64))
+            } else {
+                String::new()
+            },
             shown(&document.stream, 60),
             shown(&member.version, 20),
         );
         for cause in &member.causes {
             let _ = writeln!(text, "  {}", shown(cause, 500));
         }
-        if member.held_rows_limit == 0 {
-            // Another member: it knows what it holds, this one does not.
+        if !is_asked(member) {
             let _ =
                 writeln!(text, "  {} of {} shards owned", member.shards_owned.len(), document.shards.len());
             continue;
@@ -216,6 +220,11 @@ pub fn describe(document: &Document, width: Width) -> String {
 }
 
 /// Who has the shard, or stands by for it, in parentheses.
+/// Whether it is the member that was asked: only that one says how much it may hold.
+const fn is_asked(member: &Member) -> bool {
+    member.held_rows_limit > 0
+}
+
 fn has(shard: &Shard) -> String {
     match (&shard.owner, &shard.home) {
         _ if shard.paused => "paused".to_owned(),
