@@ -221,7 +221,7 @@ impl Member {
     pub fn shards(&self) -> Result<Vec<u32>> {
         let status = self.status()?;
         let is_held = |shard: &&Value| {
-            matches!(shard["phase"].as_str(), Some("standby" | "fencing" | "owning" | "releasing"))
+            !matches!(shard["phase"].as_str(), None | Some("elsewhere" | "unclaimed" | "released" | "failed"))
         };
         let shards = status["shards"].as_array().into_iter().flatten().filter(is_held);
         Ok(shards.filter_map(|shard| u32::try_from(shard["shard"].as_u64()?).ok()).collect())

@@ -119,6 +119,17 @@ impl Rig {
         Ok(proxy)
     }
 
+    /// The tables whose rows go to this shard, as the stream shows it.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub fn tables_of(&self, shard: u32) -> Result<Vec<String>> {
+        let ask = serde_json::json!({ "subjects_filter": format!("ingest.{shard}.>") });
+        let info = self.jetstream().api("STREAM.INFO.INGEST", &ask)?;
+        let subjects = info["state"]["subjects"].as_object().into_iter().flatten();
+        Ok(subjects.filter_map(|(subject, _)| Some(subject.rsplit_once('.')?.1.to_owned())).collect())
+    }
+
     /// The tables' names.
     #[must_use]
     pub fn tables(&self) -> Vec<String> {

@@ -112,8 +112,25 @@ fn a_shard_is_paused_and_resumed() {
     wait::until_true("every daemon to call it paused", LONG, || paused(&fleet)).unwrap();
     // The others' rows flow, its own wait.
     assert_flows(&rig, &mut fleet, RATE);
-    assert_eq!(rig.jetstream().pin("INGEST", &format!("holdfast-{shard}")).unwrap(), None);
-    rig.expect(&["resume", &shard.to_string()]).unwrap();
+    let consumer = format!("holdfast-{shard}");
+    assert_eq!(rig.jetstream().pin("INGEST", &consumer).unwrap(), None);
+    let waiting = |fleet: &Fleet<'_>| {
+        fleet.members.iter().all(|member| {
+            let status = member.status().unwrap_or_default();
+            status["shards"][shard as usize]["backlog_rows"].as_u64().is_some_and(|rows| rows > 0)
+        })
+    };
+    wait::until_true("every daemon to tell what waits", LONG, || waiting(&fleet)).unwrap();
+    // One that joins keeps to it, and says so when the others are gone.
+    fleet.start(1).unwrap();
+    wait::until_true("the newcomer to call it paused", LONG, || paused(&fleet)).unwrap();
+    for _ in 0..2 {
+        assert!(fleet.stop(0, LONG).unwrap().is_success());
+    }
+    assert_flows(&rig, &mut fleet, RATE);
+    assert!(paused(&fleet));
+    let table = rig.tables_of(shard).unwrap().remove(0);
+    rig.expect(&["resume", &table]).unwrap();
     fleet.settle(SHARDS, LONG).unwrap();
     assert_whole(&rig, &mut fleet, load);
 }

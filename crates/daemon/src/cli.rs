@@ -92,25 +92,26 @@ Examples:
     /// What the ledger says is written, and a new start for a shard.
     #[command(subcommand)]
     Ledger(LedgerCommand),
-    /// Keep everybody from a shard: its owner hands it over to nobody. It lasts while one of the daemons lives that
-    /// were told.
+    /// Keep everybody from a shard: its owner hands it over to nobody. Daemons that join keep to it; it ends with
+    /// `resume`, or when all have stopped.
     #[command(after_help = "\
 Examples:
   holdfast pause 3
-  holdfast resume 3")]
+  holdfast pause clicks                      the shard that this table's rows go to")]
     Pause {
-        /// The shard.
-        #[arg(value_name = "SHARD")]
-        shard: u32,
+        /// The shard's number, or a table of it.
+        #[arg(value_name = "SHARD|TABLE")]
+        what: String,
     },
     /// Let a shard go on that was paused, or that has ended by itself and was mended.
     #[command(after_help = "\
 Examples:
-  holdfast resume 3")]
+  holdfast resume 3
+  holdfast resume clicks")]
     Resume {
-        /// The shard.
-        #[arg(value_name = "SHARD")]
-        shard: u32,
+        /// The shard's number, or a table of it.
+        #[arg(value_name = "SHARD|TABLE")]
+        what: String,
     },
     /// Run the simulator: hostile hours in seconds, invariants checked all the way; exit 1 if one is broken.
     #[command(after_help = "\

@@ -42,8 +42,8 @@ fn carry_out(cli: &Cli) -> Result<(), Exit> {
             Command::Publish(options) => publish::publish(&config, options).await,
             Command::Verify(options) => verify::verify(&config, options).await,
             Command::Ledger(command) => ledger::ledger(&config, command).await,
-            Command::Pause { shard } => pause::pause(&config, *shard).await,
-            Command::Resume { shard } => pause::resume(&config, *shard).await,
+            Command::Pause { what } => pause::pause(&config, what).await,
+            Command::Resume { what } => pause::resume(&config, what).await,
             Command::Sim(_) | Command::Completions { .. } => Ok(()),
         }
     });

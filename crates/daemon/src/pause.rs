@@ -6,33 +6,47 @@ use holdfast_core::member::MemberId;
 use holdfast_core::record::Session;
 use holdfast_core::row::ShardId;
 use holdfast_nats::members::{Meeting, Wish};
+use holdfast_nats::stream;
 
 use crate::assembly::connect;
 use crate::config::Config;
 use crate::exit::Exit;
 
-/// Keeps everybody from `shard`.
+/// Keeps everybody from the shard `what`, or from the one that the table `what` goes to.
 ///
 /// # Errors
-/// If there is no such shard, or no daemon could be told.
-pub async fn pause(config: &Config, shard: u32) -> Result<(), Exit> {
-    tell(config, shard, Wish::Pause(ShardId(shard)), "paused").await
+/// If there is no such shard or the stream has no row of such a table, or if no daemon could be told.
+pub async fn pause(config: &Config, what: &str) -> Result<(), Exit> {
+    tell(config, what, Wish::Pause, "paused").await
 }
 
-/// Lets `shard` be tried again.
+/// Lets the shard `what` be tried again, or the one that the table `what` goes to.
 ///
 /// # Errors
-/// If there is no such shard, or no daemon could be told.
-pub async fn resume(config: &Config, shard: u32) -> Result<(), Exit> {
-    tell(config, shard, Wish::Resume(ShardId(shard)), "tried again").await
+/// If there is no such shard or the stream has no row of such a table, or if no daemon could be told.
+pub async fn resume(config: &Config, what: &str) -> Result<(), Exit> {
+    tell(config, what, Wish::Resume, "tried again").await
 }
 
-async fn tell(config: &Config, shard: u32, wish: Wish, done: &str) -> Result<(), Exit> {
+async fn tell(config: &Config, what: &str, wish: fn(ShardId) -> Wish, done: &str) -> Result<(), Exit> {
     let topology = config.topology()?;
-    if shard >= topology.shards {
+    let number = what.parse::<u32>().ok();
+    if let Some(shard) = number.filter(|shard| *shard >= topology.shards) {
         return Err(Exit::usage(format!("there is no shard {shard}: they are 0 to {}", topology.shards - 1)));
     }
     let connection = connect(config).await?;
+    let shard = if let Some(shard) = number {
+        shard
+    } else {
+        // A table alone could not be stopped for long: its rows would fill what its shard may hold.
+        let shown = crate::output::shown(what, 60);
+        let shard = stream::shard_of(&connection, &topology.stream, &topology.prefix, what).await;
+        let shard = shard.map_err(Exit::error)?.ok_or_else(|| {
+            Exit::error(format!("the stream holds no row of a table `{shown}`; name its shard by number"))
+        })?;
+        println!("{shown} goes to shard {shard}, with other tables perhaps");
+        shard.0
+    };
     let meeting = Meeting {
         bucket: topology.bucket,
         stream: topology.stream,
@@ -40,7 +54,7 @@ async fn tell(config: &Config, shard: u32, wish: Wish, done: &str) -> Result<(),
         session: Session(0),
         probe: Duration::ZERO,
     };
-    let answers = meeting.tell_all(&connection, wish).await.map_err(Exit::error)?;
+    let answers = meeting.tell_all(&connection, wish(ShardId(shard))).await.map_err(Exit::error)?;
     let mut told = 0;
     for (member, answer) in &answers {
         match answer {

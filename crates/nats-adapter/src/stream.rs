@@ -4,14 +4,15 @@ use async_nats::jetstream;
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use futures_util::StreamExt;
 use holdfast_core::ports::{Failure, FailureClass};
-use holdfast_core::row::{Mark, Seq};
+use holdfast_core::row::{Mark, Seq, ShardId};
 use holdfast_core::time::Timestamp;
 
 use crate::ack_subject::AckSubject;
-use crate::api::{self, StreamInfo};
+use crate::api::{self, StreamInfo, Which};
 use crate::connect::Connection;
 use crate::errors::cut;
 use crate::request::CALL_TIMEOUT;
+use crate::subject;
 
 /// A stream as it is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,24 @@ pub async fn look(connection: &Connection, stream: &str) -> Result<Stream, Failu
         first: Seq(info.state.first_seq),
         last: Mark { seq: Seq(info.state.last_seq), stored_at: info.state.last_ts },
     })
+}
+
+/// The shard that `table`'s rows go to, as the last one in `stream` shows; none if it holds no row of it. (Which one it
+/// is, is the server's own affair.)
+///
+/// # Errors
+///
+/// The server's words.
+pub async fn shard_of(
+    connection: &Connection,
+    stream: &str,
+    prefix: &str,
+    table: &str,
+) -> Result<Option<ShardId>, Failure> {
+    let filter = format!("{prefix}.*.{}", subject::encode(table));
+    let row =
+        api::stored(connection, stream, &Which::last(&filter)).await.map_err(|error| error.failure())?;
+    Ok(row.and_then(|row| Some(subject::split(prefix, &row.subject)?.0)))
 }
 
 /// The sequences of the rows under `filter` that are in `stream` now, rising.

@@ -36,14 +36,6 @@ pub(super) fn run(settings: &Settings, tell: &mut dyn FnMut(&str)) -> Result<Out
     Ok(outcome)
 }
 
-/// The tables whose rows go to this shard.
-fn tables_of(rig: &Rig, shard: u32) -> Result<Vec<String>> {
-    let ask = json!({ "subjects_filter": format!("ingest.{shard}.>") });
-    let info = rig.jetstream().api("STREAM.INFO.INGEST", &ask)?;
-    let subjects = info["state"]["subjects"].as_object().into_iter().flatten();
-    Ok(subjects.filter_map(|(subject, _)| Some(subject.rsplit_once('.')?.1.to_owned())).collect())
-}
-
 fn goes_on(settings: &Settings, round: u32, outcome: &mut Outcome, tell: &mut dyn FnMut(&str)) -> Result<()> {
     let options = settings.rig(SHARDS, 12).set("batch.max_age", "50ms").set("limits.held_rows", HELD);
     let mut rig = Rig::start(options)?;
@@ -87,7 +79,7 @@ fn goes_on(settings: &Settings, round: u32, outcome: &mut Outcome, tell: &mut dy
     // The others run on: all of their rows land while the shard is lost.
     proxy.clear_hook();
     proxy.cut();
-    let lost = tables_of(&rig, shard)?;
+    let lost = rig.tables_of(shard)?;
     let others: Vec<_> = rig.tables().into_iter().filter(|table| !lost.contains(table)).collect();
     let published = load.finish()?;
     let tables = rig.tables();
@@ -151,7 +143,7 @@ fn exits(settings: &Settings, round: u32, outcome: &mut Outcome, tell: &mut dyn 
     let rows = load.finish()?.len() as u64;
     // Its heir has its other shards, and leaves the lost one alone.
     wait::until_true("the heir to own the other shards", LONG, || {
-        fleet.members[0].owned().is_ok_and(|owned| owned.len() as u32 == SHARDS - 1)
+        fleet.members[0].owned().is_ok_and(|owned| owned.len() + 1 == SHARDS as usize)
     })?;
     fleet.must_run()?;
     // Made again and resumed, it goes on at the heir.
