@@ -18,6 +18,7 @@ mod invariants;
 pub mod jetstream;
 pub mod letters;
 mod marks;
+pub mod members;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod process;
