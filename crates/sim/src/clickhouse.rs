@@ -138,6 +138,8 @@ struct Table {
     spec: TableSpec,
     /// Rows by stream and sequence: the number in the payload, and how often the row is there.
     rows: BTreeMap<(Timestamp, Seq), (u64, u32)>,
+    /// The rows' numbers in the order in which they were written.
+    order: Vec<u64>,
     window: VecDeque<(Duration, Token, u64)>,
     remembered: BTreeSet<(Token, u64)>,
     burned: BTreeSet<(Token, u64)>,
@@ -159,8 +161,10 @@ impl Table {
         }
         self.remember(now, horizon, key);
         for row in rows {
-            let there = self.rows.entry((created, row.seq)).or_insert((number_of(&row.payload), 0));
+            let number = number_of(&row.payload);
+            let there = self.rows.entry((created, row.seq)).or_insert((number, 0));
             there.1 += 1;
+            self.order.push(number);
         }
         PartOutcome::Stored
     }
@@ -202,8 +206,8 @@ impl ClickHouse {
     pub fn new(tables: impl IntoIterator<Item = TableSpec>, horizon: Duration) -> Self {
         let table = |spec: TableSpec| {
             let name = spec.name.clone();
-            let (rows, window) = (BTreeMap::new(), VecDeque::new());
-            (name, Table { spec, rows, window, remembered: BTreeSet::new(), burned: BTreeSet::new() })
+            let (rows, order, window) = (BTreeMap::new(), Vec::new(), VecDeque::new());
+            (name, Table { spec, rows, order, window, remembered: BTreeSet::new(), burned: BTreeSet::new() })
         };
         Self {
             tables: tables.into_iter().map(table).collect(),
@@ -231,6 +235,12 @@ impl ClickHouse {
     #[must_use]
     pub fn exists_from(&self, table: &TableName) -> Option<Duration> {
         self.tables.get(table).map(|table| table.spec.exists_from)
+    }
+
+    /// The numbers of a table's rows, in the order in which they were written.
+    #[must_use]
+    pub fn contents(&self, table: &TableName) -> &[u64] {
+        self.tables.get(table).map_or(&[], |table| &table.order)
     }
 
     /// What a look at a block, on its arrival, finds that does not fit.

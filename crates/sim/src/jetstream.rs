@@ -279,6 +279,12 @@ impl JetStream {
         self.created
     }
 
+    /// How many shards it has.
+    #[must_use]
+    pub const fn shards(&self) -> usize {
+        self.consumers.len()
+    }
+
     /// The stream's last row.
     #[must_use]
     pub const fn last(&self) -> Mark {

@@ -13,6 +13,8 @@ mod chance;
 pub mod clickhouse;
 #[cfg(test)]
 mod cost;
+#[cfg(feature = "embedded")]
+pub mod embedded;
 mod fault;
 mod invariants;
 pub mod jetstream;
