@@ -51,7 +51,7 @@ const MAX_REMEMBERED: usize = 16_384;
 /// also looks for rows, within `insert_timeout` and eight times `query_timeout`; any other description within eight
 /// times `query_timeout`. Dropping a command's future breaks it off.
 #[derive(Clone)]
-pub struct Store(Arc<Inner>);
+pub struct Store(Arc<Inner>, Underway);
 
 struct Inner {
     checked: Checked,
@@ -63,7 +63,6 @@ struct Inner {
     inserts: Semaphore,
     /// Turns for everything that only reads. Apart, so that full lanes do not keep a shard from finding out.
     queries: Semaphore,
-    underway: Underway,
     /// With a number behind it, the id of a query: unique among all processes.
     session: String,
     next_query: AtomicU64,
@@ -99,19 +98,26 @@ impl Store {
         let witness = Witness::default();
         let client = connection::client(&checked, &witness)?;
         let turns = checked.config.inserts_in_flight.min(Semaphore::MAX_PERMITS);
-        Ok(Self(Arc::new(Inner {
+        let inner = Inner {
             client,
             witness,
             clock,
             inserts: Semaphore::new(turns),
             queries: Semaphore::new(turns),
-            underway: Underway::default(),
             session: format!("holdfast-{:016x}", rand::random::<u64>()),
             next_query: AtomicU64::new(0),
             known: Mutex::default(),
             columns: Mutex::default(),
             checked,
-        })))
+        };
+        Ok(Self(Arc::new(inner), Underway::default()))
+    }
+
+    /// The same store for another machine. Attempts are numbered by each machine for itself: what one breaks off must
+    /// not be the other's, which may be the next machine of the same shard and begin with the same numbers.
+    #[must_use]
+    pub fn for_machine(&self) -> Self {
+        Self(Arc::clone(&self.0), Underway::default())
     }
 
     /// Whether `payload` is one row that `table` can be asked to take; see [`crate::screen()`].
@@ -156,28 +162,28 @@ impl Store {
 impl Port for Store {
     async fn call(&self, command: Command) -> Option<Reply> {
         const GIVEN_UP: &str = "given up: the shard is no longer this process's";
-        let inner = &self.0;
+        let (inner, underway) = (&self.0, &self.1);
         match command {
             Command::Insert(insert) => {
-                let outcome = inner.underway.run(insert.shard, insert.attempt, inner.insert(&insert)).await;
+                let outcome = underway.run(insert.shard, insert.attempt, inner.insert(&insert)).await;
                 let outcome =
                     outcome.unwrap_or_else(|_| InsertOutcome::Doubt(refusal(Class::Doubt, GIVEN_UP)));
                 Some(Reply::Inserted { attempt: insert.attempt, table: insert.table, outcome })
             }
             Command::ReadBack { attempt, shard, table, target, created, first, last } => {
                 let work = inner.read_back(&table, &target, created, first, last);
-                let outcome = inner.underway.run(shard, attempt, work).await;
+                let outcome = underway.run(shard, attempt, work).await;
                 let outcome = outcome.unwrap_or_else(|_| Err(refusal(Class::Doubt, GIVEN_UP)));
                 Some(Reply::ReadBack { attempt, table, outcome })
             }
             Command::Describe { attempt, shard, table, holds } => {
-                let outcome = inner.underway.run(shard, attempt, inner.describe(&table, holds)).await;
+                let outcome = underway.run(shard, attempt, inner.describe(&table, holds)).await;
                 let outcome =
                     outcome.unwrap_or_else(|_| Err(DescribeError::Failed(refusal(Class::Doubt, GIVEN_UP))));
                 Some(Reply::Described { attempt, table, outcome })
             }
             Command::Abort { shard, until } => {
-                inner.underway.abort(shard, until);
+                underway.abort(shard, until);
                 None
             }
         }
@@ -644,4 +650,33 @@ fn read_back_sql(
         table_sql(target)?,
         created.0,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_core::ports::Attempt;
+    use holdfast_core::row::ShardId;
+    use holdfast_core::time::Instant;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_one_machine_breaks_off_is_not_the_next_machines() {
+        // Nobody listens there: a command that is not broken off says so.
+        let config = Config { url: "http://127.0.0.1:9".to_owned(), ..Config::default() };
+        let store = Store::new(config, Arc::new(|| Instant::START)).unwrap();
+        let ask = || Command::Describe {
+            attempt: Attempt(1),
+            shard: ShardId(0),
+            table: TableName::new("t"),
+            holds: None,
+        };
+        let told = async |store: &Store| match store.call(ask()).await {
+            Some(Reply::Described { outcome: Err(DescribeError::Failed(refusal)), .. }) => refusal.message,
+            other => panic!("{other:?}"),
+        };
+        assert!(store.call(Command::Abort { shard: ShardId(0), until: Attempt(1_000) }).await.is_none());
+        assert!(told(&store).await.starts_with("given up"));
+        assert!(!told(&store.for_machine()).await.starts_with("given up"));
+    }
 }

@@ -217,7 +217,7 @@ impl Starter for Assembly {
         let (nats, clock, screen) = (self.nats.clone(), self.clock, Arc::clone(&self.screen));
         source.min_ack_pending = source.min_ack_pending.max(2 * self.held_rows);
         let (ledger, letters) = (Arc::clone(&self.ledger), self.letters.clone());
-        let store = Arc::<Store>::clone(&self.store) as Arc<dyn store::Port>;
+        let store: Arc<dyn store::Port> = Arc::new(self.store.for_machine());
         let watcher = Watcher::new(shard, Arc::clone(&self.process), reports.clone());
         Box::pin(async move {
             // A connection for each shard's rows: a message that breaks one must not stop another shard.
