@@ -2,8 +2,8 @@
 //! decides what happens to a row.
 //!
 //! **What may complete in any order:** everything. Commands of one port are *started* in the order in which
-//! the machine gave them; their replies are events like any other, handled as they come. Rows reach the
-//! machine through the same queue as replies, so a pull's rows come before its end.
+//! the machine gave them; their replies are events like any other, handled as they come, but after what is in the
+//! queue by then: a pull's rows come before its end.
 
 use std::sync::Arc;
 
@@ -82,7 +82,13 @@ pub async fn drive(
                 Some(event) => Some(event),
                 None => return,
             },
-            Some(event) = calls.next() => event,
+            Some(event) = calls.next() => {
+                // What a reply follows is in the queue already: a pull's rows come before its end.
+                while let Ok(before) = events.try_recv() {
+                    shard.handle(clock.now(), before, &mut actions);
+                }
+                event
+            }
             () = sleep_until(wakeup) => Some(Event::Wakeup),
         };
         if let Some(event) = event {
