@@ -9,9 +9,8 @@ use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use holdfast_core::action::Event;
-use holdfast_core::claims::{self, Action, Claims, Notice, Order, Status};
-use holdfast_core::member::Scope;
-use holdfast_core::notice::{Report, ShardFailure};
+use holdfast_core::claims::{self, Action, Claims, Notice, Order, Runs, Status, Step};
+use holdfast_core::notice::Report;
 use holdfast_core::ports::members;
 use holdfast_core::row::ShardId;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -68,97 +67,49 @@ pub struct Limits {
     pub handover: Duration,
 }
 
-/// A shard that runs.
-struct Running {
-    events: UnboundedSender<Event>,
-    /// It was told to end, and was claimed again since: it is started anew when it has ended.
-    again: Option<Vec<Event>>,
-}
-
 /// The shards of this process.
 struct Shards {
     starter: Arc<dyn Starter>,
-    limits: Limits,
-    running: BTreeMap<ShardId, Running>,
+    runs: Runs,
+    /// The ways into those that run.
+    events: BTreeMap<ShardId, UnboundedSender<Event>>,
     tasks: JoinSet<ShardId>,
     reports: UnboundedSender<(ShardId, Report)>,
 }
 
 impl Shards {
-    fn run(&mut self, shard: ShardId, first: Vec<Event>) {
-        let (own, events) = unbounded_channel();
-        for event in first {
-            drop(own.send(event));
-        }
-        let task = self.starter.start(shard, events, own.clone(), self.reports.clone());
-        self.tasks.spawn(async move {
-            task.await;
-            shard
-        });
-        self.running.insert(shard, Running { events: own, again: None });
-    }
-
-    fn order(&mut self, shard: ShardId, order: Order) {
-        match order {
-            Order::Claim { share, of } => {
-                let mut first = vec![Event::Claim(share)];
-                first.extend(of.map(Event::OwnerGone));
-                match self.running.get_mut(&shard) {
-                    Some(running) => running.again = Some(first),
-                    None => self.run(shard, first),
+    fn take(&mut self, step: Option<Step>) {
+        match step {
+            Some(Step::Start { shard, first }) => {
+                let (own, events) = unbounded_channel();
+                for event in first {
+                    drop(own.send(event));
+                }
+                let task = self.starter.start(shard, events, own.clone(), self.reports.clone());
+                self.tasks.spawn(async move {
+                    task.await;
+                    shard
+                });
+                self.events.insert(shard, own);
+            }
+            Some(Step::Tell { shard, event }) => {
+                if let Some(events) = self.events.get(&shard) {
+                    drop(events.send(event));
                 }
             }
-            Order::Share(part) => self.tell(shard, Event::Share(part)),
-            Order::OwnerGone(pin) => self.tell(shard, Event::OwnerGone(pin)),
-            Order::GiveUp => self.end(shard, Event::HandOver { within: self.limits.handover }),
-            Order::Stop { within } => self.end(shard, Event::Stop { within }),
-        }
-    }
-
-    fn tell(&mut self, shard: ShardId, event: Event) {
-        match self.running.get_mut(&shard) {
-            Some(Running { again: Some(first), .. }) => first.push(event),
-            Some(running) => drop(running.events.send(event)),
             None => {}
         }
     }
 
-    fn end(&mut self, shard: ShardId, how: Event) {
-        if let Some(running) = self.running.get_mut(&shard) {
-            // Claimed again and given up again before it had ended: nothing is left to start.
-            running.again = None;
-            drop(running.events.send(how));
-        }
+    fn order(&mut self, shard: ShardId, order: Order) {
+        let step = self.runs.order(shard, order);
+        self.take(step);
     }
 
     fn ended(&mut self, shard: ShardId) {
-        if let Some(Running { again: Some(first), .. }) = self.running.remove(&shard) {
-            self.run(shard, first);
-        }
-    }
-}
-
-/// What a shard's report means to the sharing.
-fn report_of(report: &Report) -> claims::Report {
-    match report {
-        Report::Ready => claims::Report::Ready,
-        Report::Owned { pin } => claims::Report::Owned { pin: pin.clone() },
-        Report::Lost => claims::Report::Lost,
-        Report::Released { clean } => claims::Report::Released { clean: *clean },
-        Report::Failed(failure) => {
-            claims::Report::Failed { reason: failure.to_string(), scope: scope_of(failure) }
-        }
-    }
-}
-
-/// Whether an heir would fail in turn.
-fn scope_of(failure: &ShardFailure) -> Scope {
-    match failure {
-        // A newer Holdfast can read it; another one's configuration may say where to start.
-        ShardFailure::Record(holdfast_core::record::RecordError::Newer(_)) | ShardFailure::StartNeeded => {
-            Scope::Here
-        }
-        _ => Scope::Everywhere,
+        self.events.remove(&shard);
+        let step = self.runs.ended(shard);
+        self.take(step);
     }
 }
 
@@ -187,7 +138,8 @@ pub async fn share(
 ) -> Result<(), tokio::task::JoinError> {
     let Surroundings { members, mut watch, mut requests, starter } = surroundings;
     let (reports, mut reported) = unbounded_channel();
-    let mut shards = Shards { starter, limits, running: BTreeMap::new(), tasks: JoinSet::new(), reports };
+    let runs = Runs::new(limits.handover);
+    let mut shards = Shards { starter, runs, events: BTreeMap::new(), tasks: JoinSet::new(), reports };
     let mut calls: FuturesUnordered<BoxFuture<'static, members::Reply>> = FuturesUnordered::new();
     let mut actions = Vec::new();
     machine.handle(clock.now(), claims::Event::Wakeup, &mut actions);
@@ -217,7 +169,7 @@ pub async fn share(
             biased;
             Some((shard, report)) = reported.recv() => {
                 observer.report(shard, &report);
-                Some(claims::Event::Shard { shard, report: report_of(&report) })
+                Some(claims::Event::Shard { shard, report: claims::Report::from(&report) })
             }
             Some(ended) = shards.tasks.join_next() => {
                 shards.ended(ended?);

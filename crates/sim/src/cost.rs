@@ -40,6 +40,7 @@ fn backlog(bad: &[usize], hints: Hints, max_partitions: usize) -> Scenario {
         rows: (0..ROWS).map(row).collect(),
         faults: Vec::new(),
         rates: Rates::default(),
+        sharing: None,
         clock_rates: vec![1_000_000],
         pinned_ttl: Duration::from_secs(5),
         batch_rows: 50_000,

@@ -33,6 +33,18 @@ pub(crate) enum Fault {
     StopAndPause { process: u32, within: Duration, after: Duration, lasting: Duration },
     /// A process cannot reach the stream's server.
     CutNats { process: u32, how: Cut, lasting: Duration },
+    /// The same, but that it reaches the members' bucket.
+    CutConsumers { process: u32, how: Cut, lasting: Duration },
+    /// A process cannot reach the members' bucket, and everything else.
+    CutMembers { process: u32, how: Cut, lasting: Duration },
+    /// Somebody deletes a member's record.
+    MemberDeleted { process: u32 },
+    /// Somebody deletes the members' bucket and makes it again.
+    MembersLost,
+    /// Another process writes once under a member's name, and says that it stands by for this shard.
+    NameTaken { process: u32, shard: u32 },
+    /// An operator wants nobody to have this shard for a while, and says so to one process.
+    PauseShard { process: u32, shard: u32, lasting: Duration },
     /// A process cannot reach the store.
     CutStore { process: u32, lasting: Duration },
     /// A process's share of the budget changes.
@@ -152,6 +164,10 @@ pub(crate) struct Rates {
     pub(crate) ack_lost: u32,
     /// Acknowledgements come late.
     pub(crate) ack_late: u32,
+    /// The members' watch stalls.
+    pub(crate) watch_slow: u32,
+    /// The members' watch misses a change, and is made anew.
+    pub(crate) watch_lost: u32,
 }
 
 impl Rates {
@@ -185,6 +201,8 @@ impl Rates {
             letter_refused: rate(200),
             ack_lost: rate(100),
             ack_late: rate(100),
+            watch_slow: 0,
+            watch_lost: 0,
         }
     }
 
@@ -215,6 +233,8 @@ impl Rates {
             letter_refused,
             ack_lost,
             ack_late,
+            watch_slow,
+            watch_lost,
         } = self;
         vec![
             request_lost,
@@ -241,6 +261,8 @@ impl Rates {
             letter_refused,
             ack_lost,
             ack_late,
+            watch_slow,
+            watch_lost,
         ]
     }
 }

@@ -29,6 +29,7 @@ mod shrink;
 mod timeline;
 mod trace;
 mod truth;
+mod view;
 mod world;
 
 pub use any_events::{Reached, any_events};

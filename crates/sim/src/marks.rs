@@ -158,6 +158,42 @@ marks! {
     StoppedFencing = "stopped-while-fencing",
     /// A thawed process found itself fenced.
     ThawedFenced = "thawed-and-fenced",
+    /// A process gave a shard up to one that stood by for it.
+    GivenUp = "given-up-to-a-standby",
+    /// A shard that was given up is owned by another process.
+    HandedOver = "handed-over",
+    /// A shard was given up since an operator wanted it paused.
+    PausedGivenUp = "paused-shard-given-up",
+    /// A shard was claimed again while its last machine was ending.
+    ClaimedWhileEnding = "claimed-while-ending",
+    /// A process claimed a shard that another one should have had.
+    StoodIn = "stood-in",
+    /// Two processes each believed that one shard is theirs.
+    SplitView = "split-view",
+    /// A dead member's shard was claimed.
+    OrphanClaimed = "orphan-claimed",
+    /// A dead member's pin was taken away.
+    OrphanUnpinned = "orphans-pin-taken-away",
+    /// A dead member's pin was looked for, and somebody else had one.
+    OrphanMoved = "orphans-pin-moved",
+    /// A frozen process was taken for dead.
+    FrozenTakenForDead = "frozen-taken-for-dead",
+    /// A thawed process found that others had taken it for dead.
+    ThawedGone = "thawed-and-taken-for-dead",
+    /// A process was taken for dead since nobody answered for it.
+    NobodyAnswered = "nobody-answered",
+    /// A process was started anew before anybody took it for dead.
+    Restarted = "restarted",
+    /// A process did not hear itself.
+    Deaf = "deaf",
+    /// The members were watched anew.
+    WatchedAnew = "watched-anew",
+    /// A member saw its own record deleted.
+    OwnRecordDeleted = "own-record-deleted",
+    /// A member saw another one under its name.
+    NameTaken = "name-taken",
+    /// A shard's rows waited, and nobody had it.
+    Unowned = "unowned",
 }
 
 /// How often each mark was met.

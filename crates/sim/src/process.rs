@@ -4,10 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_core::action::Event;
 use holdfast_core::batch::Limits;
 use holdfast_core::budget::Share;
+use holdfast_core::claims::{self, Claims, Runs};
+use holdfast_core::member::MemberId;
+use holdfast_core::notice::Report;
 use holdfast_core::ports::delivery::{self, Inbox, PullEnd, Rows};
-use holdfast_core::ports::{Attempt, dead_letters, ledger, retention, store};
+use holdfast_core::ports::{Attempt, dead_letters, ledger, members, retention, store};
 use holdfast_core::record::Session;
 use holdfast_core::row::{Seq, ShardId};
 use holdfast_core::shard::{Config, Shard};
@@ -18,7 +22,8 @@ use crate::invariants::budget::Budget;
 use crate::invariants::doubt::Doubts;
 use crate::invariants::handover::Handover;
 use crate::jetstream::Client;
-use crate::scenario::Scenario;
+use crate::scenario::{self, Scenario};
+use crate::view::View;
 
 /// Which machine of a process asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +85,56 @@ pub(crate) enum Local {
     Reconnected {
         link: u32,
     },
+    WakeClaims,
+    /// The members' bucket answers or is shown, or another member answers.
+    Members {
+        client: Option<Client>,
+        reply: members::Reply,
+    },
+    /// The machine that shares shards out tells a shard's machine something.
+    Ordered {
+        shard: ShardId,
+        event: Event,
+    },
+    /// A shard's machine reports to the one that shares shards out.
+    Report {
+        shard: ShardId,
+        report: Report,
+    },
+    /// A shard's machine has ended.
+    Over {
+        shard: ShardId,
+    },
+    /// The process is asked for something.
+    Asked(claims::Event),
+}
+
+impl Local {
+    /// The shard whose machine it is for; none if it is for the process.
+    pub(crate) const fn shard(&self) -> Option<ShardId> {
+        match self {
+            Self::Wake(shard)
+            | Self::Rows { shard, .. }
+            | Self::Ended { shard, .. }
+            | Self::Sunk { shard, .. }
+            | Self::Delivery { shard, .. }
+            | Self::Ledger { asker: Asker::Shard(shard), .. }
+            | Self::Store { shard, .. }
+            | Self::DeadLetter { shard, .. }
+            | Self::Ordered { shard, .. }
+            | Self::Over { shard } => Some(*shard),
+            Self::Turn { insert } => Some(insert.shard),
+            Self::Post { command: dead_letters::Command::Park { letter, .. } } => Some(letter.shard),
+            Self::WakeTrim
+            | Self::Ledger { asker: Asker::Trim, .. }
+            | Self::Retention(_)
+            | Self::Reconnected { .. }
+            | Self::WakeClaims
+            | Self::Members { .. }
+            | Self::Report { .. }
+            | Self::Asked(_) => None,
+        }
+    }
 }
 
 /// A pull as the client's side knows it.
@@ -90,11 +145,14 @@ pub(crate) struct OpenPull {
     pub(crate) got: u32,
 }
 
-/// A shard of a process.
+/// A shard of a process, for as long as one machine of it runs.
 // Each is a fact of its own that an invariant asks for; no state machine hides in them.
 #[expect(clippy::struct_excessive_bools)]
 #[derive(Debug)]
 pub(crate) struct Slot {
+    /// Which start it is, of all machines of this process and of the process itself.
+    pub(crate) life: u32,
+    pub(crate) session: Session,
     pub(crate) machine: Shard,
     pub(crate) wake: Option<Duration>,
     /// Wakeups in a row that changed nothing in time.
@@ -110,10 +168,6 @@ pub(crate) struct Slot {
     pub(crate) stopping: Option<Handover>,
     /// It has ended, one way or another.
     pub(crate) over: bool,
-    /// It ended because its consumer was gone.
-    pub(crate) lost_consumer: bool,
-    /// Sequences used again ended it.
-    pub(crate) reused: bool,
     /// Something kept it from writing when it was last looked at.
     pub(crate) troubled: bool,
     /// Rows held when it was last looked at.
@@ -134,6 +188,55 @@ pub(crate) struct Slot {
     pub(crate) conflicted: bool,
     /// The last pin that it had.
     pub(crate) pin: Option<delivery::PinId>,
+    /// The pin of a dead owner that it was told of, until it has found another one, or none.
+    pub(crate) orphan: Option<delivery::PinId>,
+}
+
+impl Slot {
+    fn new(config: Config, life: u32) -> Self {
+        Self {
+            life,
+            session: config.session,
+            machine: Shard::new(config),
+            wake: None,
+            spins: 0,
+            closed: Inbox(0),
+            pulls: BTreeMap::new(),
+            aborted_until: Attempt(0),
+            phase: "unclaimed",
+            epoch: None,
+            budget: Budget::default(),
+            stopping: None,
+            over: false,
+            troubled: false,
+            held: 0,
+            unknown: BTreeSet::new(),
+            doubts: Doubts::default(),
+            reset_at: None,
+            reset_sent: Attempt(0),
+            sink_until: Duration::ZERO,
+            sinking: 0,
+            conflicted: false,
+            pin: None,
+            orphan: None,
+        }
+    }
+}
+
+/// The machine that shares the shards out, where there is one.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    pub(crate) claims: Claims,
+    pub(crate) runs: Runs,
+    pub(crate) wake: Option<Duration>,
+    /// Wakeups in a row that changed nothing in time.
+    pub(crate) spins: u32,
+    pub(crate) session: Session,
+    /// What it was shown, and what it said.
+    pub(crate) view: View,
+    /// Orders and reports keep their order: when the last one on its way arrives.
+    pub(crate) orders_until: Duration,
+    pub(crate) reports_until: Duration,
 }
 
 /// A process.
@@ -141,22 +244,27 @@ pub(crate) struct Slot {
 pub(crate) struct Process {
     pub(crate) id: u32,
     pub(crate) up: bool,
+    /// The last of its starts, its shards' included.
+    lives: u32,
     /// Which start this is.
     pub(crate) start: u32,
     /// Which connection of this start this is.
     pub(crate) link: u32,
     pub(crate) connected: bool,
-    pub(crate) session: Session,
     /// In parts in a million of the true time.
     clock_rate: u32,
-    pub(crate) slots: Vec<Slot>,
+    pub(crate) slots: BTreeMap<ShardId, Slot>,
+    /// None: it stands by for every shard.
+    pub(crate) sharing: Option<Sharing>,
+    /// Shards that sequences used again have ended.
+    pub(crate) reused: BTreeSet<ShardId>,
     pub(crate) trim: Trim,
     pub(crate) trim_wake: Option<Duration>,
     pub(crate) frozen_until: Option<Duration>,
     /// It is to be frozen at its next thaw: which start of it, and for how long.
     pub(crate) frozen_after: Option<(u32, Duration)>,
     /// What happened while it was frozen.
-    pub(crate) waiting: VecDeque<Local>,
+    pub(crate) waiting: VecDeque<(u32, Local)>,
     /// Nothing reaches it from the stream's server until then.
     pub(crate) inwards_held: Duration,
     /// Nothing of it reaches the stream's server until then.
@@ -164,12 +272,16 @@ pub(crate) struct Process {
     /// A connection keeps order: the last arrival that was arranged, in each direction.
     pub(crate) last_in: Duration,
     pub(crate) last_out: Duration,
+    /// The same for its way to the members' bucket, which is another connection.
+    pub(crate) members_inwards_held: Duration,
+    pub(crate) members_outwards_held: Duration,
+    pub(crate) members_last_in: Duration,
     /// The store cannot be reached until then.
     pub(crate) store_cut: Duration,
     /// It is running since then.
     pub(crate) running_since: Duration,
-    /// How long it stays down when it has stopped.
-    pub(crate) stopping: Option<Duration>,
+    /// How long it stays down when it has stopped, and when it is to have.
+    pub(crate) stopping: Option<(Duration, Duration)>,
     pub(crate) share: Share,
 }
 
@@ -179,12 +291,14 @@ impl Process {
         Self {
             id,
             up: false,
+            lives: 0,
             start: 0,
             link: 0,
             connected: false,
-            session: Session(0),
             clock_rate,
-            slots: Vec::new(),
+            slots: BTreeMap::new(),
+            sharing: None,
+            reused: BTreeSet::new(),
             trim: Trim::new(trim_config(scenario), Instant::START),
             trim_wake: None,
             frozen_until: None,
@@ -194,6 +308,9 @@ impl Process {
             outwards_held: Duration::ZERO,
             last_in: Duration::ZERO,
             last_out: Duration::ZERO,
+            members_inwards_held: Duration::ZERO,
+            members_outwards_held: Duration::ZERO,
+            members_last_in: Duration::ZERO,
             store_cut: Duration::ZERO,
             running_since: Duration::ZERO,
             stopping: None,
@@ -204,10 +321,10 @@ impl Process {
     /// Starts it, as `session`.
     pub(crate) fn begin(&mut self, scenario: &Scenario, now: Duration, session: Session) {
         self.up = true;
-        self.start += 1;
+        self.lives += 1;
+        self.start = self.lives;
         self.link = 1;
         self.connected = true;
-        self.session = session;
         self.frozen_until = None;
         self.waiting.clear();
         self.running_since = now;
@@ -215,37 +332,52 @@ impl Process {
         self.share = share(scenario);
         self.trim = Trim::new(trim_config(scenario), self.clock(now));
         self.trim_wake = None;
-        self.slots = (0..scenario.shards)
-            .map(|shard| Slot {
-                machine: Shard::new(config(scenario, ShardId(shard), session)),
-                wake: None,
-                spins: 0,
-                closed: Inbox(0),
-                pulls: BTreeMap::new(),
-                aborted_until: Attempt(0),
-                phase: "unclaimed",
-                epoch: None,
-                budget: Budget::default(),
-                stopping: None,
-                over: false,
-                lost_consumer: false,
-                reused: false,
-                troubled: false,
-                held: 0,
-                unknown: BTreeSet::new(),
-                doubts: Doubts::default(),
-                reset_at: None,
-                reset_sent: Attempt(0),
-                sink_until: Duration::ZERO,
-                sinking: 0,
-                conflicted: false,
-                pin: None,
-            })
-            .collect();
+        self.slots.clear();
+        self.reused.clear();
+        let (id, clock) = (self.member(), self.clock(now));
+        self.sharing = scenario.sharing.as_ref().map(|sharing| Sharing {
+            claims: Claims::new(claims_config(scenario, sharing, id, session), clock),
+            runs: Runs::new(sharing.handover),
+            wake: None,
+            spins: 0,
+            session,
+            view: View::default(),
+            orders_until: Duration::ZERO,
+            reports_until: Duration::ZERO,
+        });
     }
 
+    /// Starts the machine of a shard, as `session`.
+    pub(crate) fn run(&mut self, scenario: &Scenario, shard: ShardId, session: Session) {
+        self.lives += 1;
+        let slot = Slot::new(config(scenario, shard, session), self.lives);
+        self.slots.insert(shard, slot);
+    }
+
+    /// Its name among the members.
+    pub(crate) fn member(&self) -> MemberId {
+        member(self.id)
+    }
+
+    /// Its connection to everything but the consumers.
     pub(crate) const fn client(&self) -> Client {
         Client { process: self.id, start: self.start, link: self.link }
+    }
+
+    /// The connection of a shard's machine. One that has ended has none that anything could come over.
+    pub(crate) fn client_of(&self, shard: ShardId) -> Client {
+        let start = self.slots.get(&shard).map_or(0, |slot| slot.life);
+        Client { process: self.id, start, link: self.link }
+    }
+
+    /// All its connections.
+    pub(crate) fn clients(&self) -> Vec<Client> {
+        self.slots.keys().map(|shard| self.client_of(*shard)).chain([self.client()]).collect()
+    }
+
+    /// The machine of a shard, if it is the one that a client spoke for.
+    pub(crate) fn slot_of(&self, client: Client, shard: ShardId) -> Option<&Slot> {
+        self.slots.get(&shard).filter(|slot| slot.life == client.start)
     }
 
     /// What its monotonic clock shows.
@@ -268,6 +400,11 @@ impl Process {
 
 fn nanos(nanos: u128) -> Duration {
     u64::try_from(nanos).map_or(Duration::MAX, Duration::from_nanos)
+}
+
+/// A process's name among the members.
+pub(crate) fn member(process: u32) -> MemberId {
+    MemberId::new(format!("p{process}")).expect("letters and digits are a name")
 }
 
 /// The share that a shard begins with.
@@ -295,6 +432,26 @@ fn config(scenario: &Scenario, shard: ShardId, session: Session) -> Config {
         start: Some(holdfast_core::fence::Start::Seq(Seq(1))),
         max_lanes: 10_000,
         max_record: 1 << 20,
+    }
+}
+
+fn claims_config(
+    scenario: &Scenario,
+    sharing: &scenario::Sharing,
+    id: MemberId,
+    session: Session,
+) -> claims::Config {
+    claims::Config {
+        id,
+        session,
+        shards: scenario.shards,
+        heartbeat: sharing.heartbeat,
+        lease: sharing.lease,
+        probe: Scenario::PROBE,
+        rows: scenario.share_rows * 2,
+        bytes: scenario.share_bytes * 2,
+        software: "sim".to_owned(),
+        fingerprint: "00".to_owned(),
     }
 }
 

@@ -87,6 +87,19 @@ pub(crate) struct RowPlan {
     pub(crate) fit: Fit,
 }
 
+/// How processes share the shards out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sharing {
+    pub(crate) heartbeat: Duration,
+    pub(crate) lease: Duration,
+    /// How long a shard that is handed over may take to write what it holds.
+    pub(crate) handover: Duration,
+    /// How long after the others each process starts.
+    pub(crate) late: Vec<Duration>,
+    /// Whether somebody tells processes of shards whose consumers stand still.
+    pub(crate) watchdog: bool,
+}
+
 /// Everything about a run that is decided before it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scenario {
@@ -98,6 +111,9 @@ pub(crate) struct Scenario {
     pub(crate) rows: Vec<RowPlan>,
     pub(crate) faults: Vec<(Duration, Fault)>,
     pub(crate) rates: Rates,
+    /// None: every process stands by for every shard, and no machine shares them out. Then pins, fences and late writers
+    /// are contended all the time, by more processes than there ever are where each shard is one process's.
+    pub(crate) sharing: Option<Sharing>,
     /// Each process's clock runs this much fast (or slow), in parts in a million of the true time.
     pub(crate) clock_rates: Vec<u32>,
     pub(crate) pinned_ttl: Duration,
@@ -125,6 +141,10 @@ impl Scenario {
     pub(crate) const INSERT_TIMEOUT: Duration = Duration::from_secs(3);
     /// How long a client waits for an answer of the stream's server.
     pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+    /// How often a silent member is asked for a sign of life.
+    pub(crate) const PROBE: Duration = Duration::from_millis(200);
+    /// How long a member may take to answer.
+    pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
     /// How long after its arrival an insert can still land.
     pub(crate) const INSERT_LIFE: Duration = Duration::from_secs(9);
     /// When faults have stopped, everything must have landed and be recorded within this time.
@@ -185,6 +205,7 @@ impl Scenario {
             rows,
             faults: Vec::new(),
             rates: if hostile { Rates::draw(chance, swarm) } else { Rates::default() },
+            sharing: None,
             clock_rates: (0..processes)
                 .map(|_| {
                     if hostile {
@@ -212,6 +233,11 @@ impl Scenario {
         };
         if hostile {
             scenario.faults = draw_faults(chance, &scenario, swarm);
+        }
+        // A strand of its own: what is drawn for it leaves everything else as it was.
+        let chance = &mut Chance::new(seed, 4);
+        if chance.permille(700) {
+            share_out(chance, &mut scenario, hostile, swarm);
         }
         scenario
     }
@@ -459,6 +485,58 @@ fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Du
     faults.extend(catastrophe.map(|fault| (at, fault)));
     faults.sort_by_key(|(at, _)| *at);
     faults
+}
+
+/// Lets a machine share the shards out, and what is in its way happen.
+fn share_out(chance: &mut Chance, scenario: &mut Scenario, hostile: bool, swarm: bool) {
+    let heartbeat = chance.pick(&[500, 1_000]).into_millis();
+    let lease = heartbeat * chance.pick(&[4, 5, 8]);
+    let handover = chance.pick(&[2_000, 8_000, 20_000]).into_millis();
+    let late = (0..scenario.processes).map(|_| {
+        let is_late = hostile && chance.permille(250);
+        if is_late { chance.millis(1_000, 50_000) } else { Duration::ZERO }
+    });
+    let late = late.collect();
+    let watchdog = chance.permille(500);
+    scenario.sharing = Some(Sharing { heartbeat, lease, handover, late, watchdog });
+    if !hostile {
+        return;
+    }
+    let mut rate = |most| if swarm && chance.permille(500) { 0 } else { chance.between32(1, most) };
+    (scenario.rates.watch_slow, scenario.rates.watch_lost) = (rate(20), rate(10));
+    let faults = draw_sharing_faults(chance, scenario, swarm);
+    scenario.faults.extend(faults);
+    scenario.faults.sort_by_key(|(at, _)| *at);
+}
+
+fn draw_sharing_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Duration, Fault)> {
+    const KINDS: u64 = 9;
+    let allowed: Vec<u64> = (0..KINDS).filter(|_| !swarm || chance.permille(500)).collect();
+    let count = if allowed.is_empty() { 0 } else { chance.between(0, 10) };
+    let ends = scenario.quiet_from;
+    let draw = |_| {
+        let at = chance.time(Duration::from_secs(2), ends.saturating_sub(Duration::from_secs(1)));
+        let rest = ends.saturating_sub(at);
+        let process = chance.between32(0, scenario.processes - 1);
+        let shard = chance.between32(0, scenario.shards - 1);
+        let how = chance.pick(&[Cut::Held, Cut::HeldInwards, Cut::HeldOutwards]);
+        let lasting = chance.millis(300, 14_000).min(rest);
+        let down = chance.millis(1_000, 40_000);
+        let within = chance.millis(500, 12_000);
+        let fault = match chance.pick(&allowed) {
+            0 => Fault::CutMembers { process, how, lasting },
+            1 => Fault::CutConsumers { process, how, lasting },
+            2 => Fault::MemberDeleted { process },
+            3 => Fault::MembersLost,
+            4 => Fault::NameTaken { process, shard },
+            5 => Fault::PauseShard { process, shard, lasting },
+            6 => Fault::Stop { process, within, down },
+            7 => Fault::Pause { process, lasting },
+            _ => Fault::Crash { process, down: lasting },
+        };
+        (at, fault)
+    };
+    (0..count).map(draw).collect()
 }
 
 #[cfg(test)]

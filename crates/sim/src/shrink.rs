@@ -128,6 +128,11 @@ impl Fault {
             | Self::Stop { process, .. }
             | Self::StopAndPause { process, .. }
             | Self::CutNats { process, .. }
+            | Self::CutConsumers { process, .. }
+            | Self::CutMembers { process, .. }
+            | Self::MemberDeleted { process }
+            | Self::NameTaken { process, .. }
+            | Self::PauseShard { process, .. }
             | Self::CutStore { process, .. }
             | Self::Share { process, .. } => Some(*process),
             _ => None,

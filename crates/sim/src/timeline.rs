@@ -144,9 +144,11 @@ impl Drawing {
             Happening::Told { process, shard, .. } | Happening::Reported { process, shard, .. } => {
                 line.lane = Some(lane(*process, *shard));
             }
+            Happening::Ordered { process, shard, .. } => line.lane = Some(lane(*process, *shard)),
+            Happening::Shared { process, .. } => line.lane = Some(format!("p{process}")),
             Happening::Removed { seqs, .. } => line.seqs.clone_from(seqs),
         }
-        if let Some(lane) = &line.lane {
+        if let Some(lane) = line.lane.as_ref().filter(|lane| lane.contains(' ')) {
             self.lanes.insert(lane.clone());
         }
         self.lines.push(line);

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
+use holdfast_core::claims;
 use holdfast_core::notice::{Notice, Report};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -162,6 +163,22 @@ pub enum Happening {
         /// The epoch, while there is one.
         epoch: Option<u64>,
     },
+    /// A process orders one of its shards.
+    Ordered {
+        /// The process.
+        process: u32,
+        /// The shard.
+        shard: u32,
+        /// What.
+        order: Box<claims::Order>,
+    },
+    /// A process told something of how shards are shared out.
+    Shared {
+        /// The process.
+        process: u32,
+        /// What.
+        notice: Box<claims::Notice>,
+    },
     /// Rows were removed from the stream.
     Removed {
         /// Why.
@@ -252,6 +269,8 @@ impl fmt::Display for Happening {
                 write!(f, "p{process} s{shard} is {phase}")?;
                 epoch.map_or(Ok(()), |epoch| write!(f, " in epoch {epoch}"))
             }
+            Self::Ordered { process, shard, order } => write!(f, "p{process} orders s{shard} {order:?}"),
+            Self::Shared { process, notice } => write!(f, "p{process} {notice:?}"),
             Self::Removed { why, seqs } => write!(f, "stream: {why} removes {}", Seqs(seqs)),
             Self::Violated { invariant, how } => write!(f, "VIOLATED {invariant}: {how}"),
         }

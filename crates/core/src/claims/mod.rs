@@ -40,12 +40,14 @@ use crate::rule::{Rule, safeguard};
 use crate::time::Instant;
 
 mod publisher;
+mod runs;
 mod settle;
 mod status;
 mod terms;
 mod view;
 
 use publisher::Publisher;
+pub use runs::{Runs, Step};
 pub use status::{MemberStatus, ShardStatus, Status};
 pub use terms::{Action, Config, Event, Notice, Order, Report};
 use view::{Change, View};

@@ -5,9 +5,10 @@ use std::time::Duration;
 use super::view::Gone;
 use crate::budget::Share;
 use crate::member::{Member, MemberId, Scope};
+use crate::notice::{self, ShardFailure};
 use crate::ports::delivery::PinId;
 use crate::ports::members::{self, Command};
-use crate::record::Session;
+use crate::record::{RecordError, Session};
 use crate::row::ShardId;
 
 /// What the machine needs to know.
@@ -117,6 +118,31 @@ pub enum Report {
         /// For whom.
         scope: Scope,
     },
+}
+
+impl From<&notice::Report> for Report {
+    fn from(report: &notice::Report) -> Self {
+        match report {
+            notice::Report::Ready => Self::Ready,
+            notice::Report::Owned { pin } => Self::Owned { pin: pin.clone() },
+            notice::Report::Lost => Self::Lost,
+            notice::Report::Released { clean } => Self::Released { clean: *clean },
+            notice::Report::Failed(failure) => {
+                Self::Failed { reason: failure.to_string(), scope: Scope::from(failure) }
+            }
+        }
+    }
+}
+
+/// Whether an heir would fail in turn.
+impl From<&ShardFailure> for Scope {
+    fn from(failure: &ShardFailure) -> Self {
+        match failure {
+            // A newer Holdfast can read it; another one's configuration may say where to start.
+            ShardFailure::Record(RecordError::Newer(_)) | ShardFailure::StartNeeded => Self::Here,
+            _ => Self::Everywhere,
+        }
+    }
 }
 
 /// What a shard is ordered.

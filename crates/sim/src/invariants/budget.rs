@@ -8,6 +8,18 @@ use super::{Checked, violated};
 
 pub(crate) const NAME: &str = "4 budget";
 
+/// A process that may hold `rows` and `bytes` has told its shards these shares: together they are no more. (No share is
+/// below the least number of rows that there is.)
+pub(crate) fn shared<'a>(shares: impl Iterator<Item = &'a Share>, rows: u64, bytes: u64) -> Checked {
+    let told = shares.fold((0, 0, 0), |sum, share| (sum.0 + 1, sum.1 + share.rows, sum.2 + share.bytes));
+    let (count, told_rows, told_bytes) = told;
+    if told_rows > rows.max(count * Share::MIN_ROWS) || told_bytes > bytes {
+        let how = format!("{told_rows} rows and {told_bytes} bytes are shared out of {rows} and {bytes}");
+        return violated(NAME, how);
+    }
+    Ok(())
+}
+
 /// What a shard may hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Budget {

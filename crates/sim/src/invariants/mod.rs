@@ -3,9 +3,15 @@
 //! They look at the models and at what processes say of themselves from outside, never at what the core
 //! believes to be right: an invariant that repeated the core's own reasoning would share its mistakes.
 
+pub(crate) mod broken;
 pub(crate) mod budget;
+pub(crate) mod death;
 pub(crate) mod doubt;
+pub(crate) mod draining;
+pub(crate) mod even;
 pub(crate) mod handover;
+pub(crate) mod heard;
+pub(crate) mod heir;
 pub(crate) mod intent;
 pub(crate) mod lands;
 pub(crate) mod once;
@@ -15,6 +21,7 @@ pub(crate) mod record;
 pub(crate) mod resync;
 pub(crate) mod stops;
 pub(crate) mod trim;
+pub(crate) mod vacant;
 
 /// Something that must never happen, and did.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -46,6 +53,13 @@ pub const NAMES: &[&str] = &[
     stops::TOLD,
     doubt::NAME,
     resync::NAME,
+    heard::NAME,
+    broken::NAME,
+    heir::NAME,
+    draining::NAME,
+    death::NAME,
+    vacant::NAME,
+    even::NAME,
 ];
 
 pub(crate) type Checked = Result<(), Violation>;

@@ -23,7 +23,11 @@ use super::{Due, Lurking, World, table_index, unanswered_ledger};
 
 impl World {
     pub(super) fn send_ledger(&mut self, process: u32, asker: Asker, command: ledger::Command) {
-        let client = self.processes[process as usize].client();
+        let owner = &self.processes[process as usize];
+        let client = match asker {
+            Asker::Shard(shard) => owner.client_of(shard),
+            Asker::Trim => owner.client(),
+        };
         let reply = unanswered_ledger(&command);
         let unanswered = Local::Ledger { client: None, asker, reply };
         if let Some((at, reply_by)) = self.request(client, unanswered) {
@@ -85,7 +89,7 @@ impl World {
             }
         }
         if let (ledger::Command::Read { shard, .. }, Asker::Shard(_)) = (command, asker) {
-            let slot = self.processes[from.process as usize].slots.get(shard.0 as usize);
+            let slot = self.processes[from.process as usize].slot_of(from, *shard);
             if slot.is_some_and(|slot| slot.phase == "taking over") {
                 self.let_arrive(None, *shard);
             }
@@ -139,8 +143,7 @@ impl World {
         if (current.writer, current.epoch) == (record.writer, record.epoch) {
             self.marks.hit(Mark::OwnWriteAdopted);
         } else if self.processes[from.process as usize]
-            .slots
-            .get(shard.0 as usize)
+            .slot_of(from, shard)
             .is_some_and(|slot| slot.phase == "taking over")
         {
             self.marks.hit(Mark::FenceConflict);

@@ -18,18 +18,20 @@ use super::{Due, World, table_index, unanswered};
 impl World {
     /// A shard wants a letter kept: it waits for its turn.
     pub(super) fn send_letter(&mut self, process: u32, command: Command) {
-        let start = self.processes[process as usize].start;
+        let Command::Park { letter, .. } = &command;
+        let life = self.processes[process as usize].client_of(letter.shard).start;
         let at = if self.chance.permille(self.rates.letter_queued) {
             self.now + self.chance.time(Duration::ZERO, self.scenario.stale * 3 / 2)
         } else {
             self.now + self.chance.time(Duration::ZERO, Duration::from_micros(300))
         };
-        self.put_local(at, process, start, Local::Post { command });
+        self.put_local(at, process, life, Local::Post { command });
     }
 
     pub(super) fn letter_turn(&mut self, process: u32, command: Command) {
         let Command::Park { attempt, letter, send_by, .. } = &command;
         let owner = &self.processes[process as usize];
+        let Some(slot) = owner.slots.get(&letter.shard) else { return };
         let reply = |outcome| {
             let reply = Reply::Parked { attempt: *attempt, table: letter.table.clone(), outcome };
             Local::DeadLetter { shard: letter.shard, reply }
@@ -37,12 +39,12 @@ impl World {
         if owner.clock(self.now) > *send_by {
             self.marks.hit(Mark::SentLateDropped);
             let at = self.now + Duration::from_micros(50);
-            self.put_local(at, process, owner.start, reply(ParkOutcome::Stale));
+            self.put_local(at, process, slot.life, reply(ParkOutcome::Stale));
             return;
         }
         let stale = owner.lasts(self.scenario.stale);
-        let posted = self.intents.posted(self.now, owner.session, letter, stale);
-        let (client, shard) = (owner.client(), letter.shard);
+        let posted = self.intents.posted(self.now, slot.session, letter, stale);
+        let (client, shard) = (owner.client_of(letter.shard), letter.shard);
         let record = self.intents.current(shard);
         if record.is_some_and(|record| self.intents.is_inherited(shard, record, letter.seq)) {
             self.marks.hit(Mark::LetterInherited);

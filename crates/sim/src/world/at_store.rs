@@ -44,10 +44,10 @@ fn refused_store(reply: store::Reply, refusal: &Refusal) -> store::Reply {
 impl World {
     pub(super) fn send_store(&mut self, process: u32, shard: ShardId, command: store::Command) {
         let owner = &mut self.processes[process as usize];
-        let client = owner.client();
+        let client = owner.client_of(shard);
         match command {
             store::Command::Insert(insert) => {
-                let slot = &mut owner.slots[shard.0 as usize];
+                let Some(slot) = owner.slots.get_mut(&shard) else { return };
                 let checked = slot.doubts.sends(&insert);
                 self.check(checked);
                 let at = if self.chance.permille(self.rates.insert_queued) {
@@ -58,7 +58,7 @@ impl World {
                 self.put_local(at, process, client.start, Local::Turn { insert });
             }
             store::Command::Abort { until, .. } => {
-                let slot = &mut owner.slots[shard.0 as usize];
+                let Some(slot) = owner.slots.get_mut(&shard) else { return };
                 slot.aborted_until = slot.aborted_until.max(until);
                 slot.doubts = Doubts::default();
                 let ours = |flight: &Flight| {
@@ -76,8 +76,10 @@ impl World {
                     self.marks.hit(mark);
                 }
                 let owner = &mut self.processes[process as usize];
-                if let store::Command::ReadBack { table, .. } = &command {
-                    owner.slots[shard.0 as usize].doubts.asks(table);
+                if let store::Command::ReadBack { table, .. } = &command
+                    && let Some(slot) = owner.slots.get_mut(&shard)
+                {
+                    slot.doubts.asks(table);
                 }
                 let reply_by = self.now + Scenario::INSERT_TIMEOUT;
                 if owner.store_cut > self.now

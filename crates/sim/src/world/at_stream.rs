@@ -29,14 +29,15 @@ use crate::scenario::{Fit, Scenario};
 use crate::trace::{Happening, Seqs};
 use crate::truth::Fact;
 
+use super::wires::Way;
 use super::{Due, Lurking, World, table_name, unanswered, unanswered_look, unanswered_stream};
 
 impl World {
     pub(super) fn send_delivery(&mut self, process: u32, shard: ShardId, command: delivery::Command) {
         let owner = &mut self.processes[process as usize];
-        let client = owner.client();
+        let client = owner.client_of(shard);
         let connected = owner.connected;
-        let slot = &mut owner.slots[shard.0 as usize];
+        let Some(slot) = owner.slots.get_mut(&shard) else { return };
         match command {
             delivery::Command::Pull(pull) => {
                 let open = OpenPull { inbox: pull.inbox, batch: pull.batch, got: 0 };
@@ -60,14 +61,14 @@ impl World {
                     self.disturbed(process, until);
                     return;
                 }
-                let at = self.outwards(process, true);
+                let at = self.outwards(process, Way::Ordered);
                 let command = delivery::Command::Pull(pull);
                 self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by: None });
             }
             delivery::Command::Close { inbox } => {
                 self.close_inboxes(process, shard, inbox);
                 if connected {
-                    let at = self.outwards(process, true);
+                    let at = self.outwards(process, Way::Ordered);
                     let command = delivery::Command::Close { inbox };
                     self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by: None });
                 }
@@ -77,7 +78,7 @@ impl World {
                 self.close_inboxes(process, shard, Inbox(inbox.0.saturating_sub(1)));
                 if connected {
                     // The UNSUBs leave before the request.
-                    let at = self.outwards(process, true);
+                    let at = self.outwards(process, Way::Ordered);
                     let command = delivery::Command::Close { inbox: Inbox(inbox.0.saturating_sub(1)) };
                     self.agenda.put(at, Due::AtStream { from: client, shard, command, reply_by: None });
                 }
@@ -86,7 +87,8 @@ impl World {
             delivery::Command::Ack { rows } => self.send_acks(process, shard, rows),
             command @ delivery::Command::Inspect { .. } => self.call_stream(client, shard, command),
             delivery::Command::Unpin { attempt } => {
-                if !self.pins.knows(process, shard, slot.pin.as_ref()) {
+                let known = |pin: &Option<delivery::PinId>| self.pins.knows(process, shard, pin.as_ref());
+                if !known(&slot.pin) && !known(&slot.orphan) {
                     self.blind_unpins.insert((process, client.start, shard, attempt));
                 }
                 self.call_stream(client, shard, delivery::Command::Unpin { attempt });
@@ -95,7 +97,7 @@ impl World {
     }
 
     fn send_acks(&mut self, process: u32, shard: ShardId, rows: Vec<(Seq, Delivery)>) {
-        let client = self.processes[process as usize].client();
+        let client = self.processes[process as usize].client_of(shard);
         let record = self.intents.current(shard);
         let created = record.map_or(self.stream.created(), |record| record.stream_created);
         let seqs: Vec<Seq> = rows.iter().map(|(seq, _)| *seq).collect();
@@ -113,7 +115,7 @@ impl World {
             self.acks_lost.extend(seqs.into_iter().map(|seq| (shard, seq)));
             return;
         }
-        let mut at = self.outwards(process, true);
+        let mut at = self.outwards(process, Way::Ordered);
         if self.chance.permille(self.rates.ack_late) {
             at += self.chance.millis(50, 8_000);
         }
@@ -122,8 +124,8 @@ impl World {
 
     pub(super) fn close_inboxes(&mut self, process: u32, shard: ShardId, inbox: Inbox) {
         let owner = &mut self.processes[process as usize];
-        let client = owner.client();
-        let slot = &mut owner.slots[shard.0 as usize];
+        let client = owner.client_of(shard);
+        let Some(slot) = owner.slots.get_mut(&shard) else { return };
         slot.closed = slot.closed.max(inbox);
         let closed: Vec<Attempt> =
             slot.pulls.iter().filter(|(_, pull)| pull.inbox <= inbox).map(|(attempt, _)| *attempt).collect();
@@ -138,7 +140,7 @@ impl World {
         let Some(reply) = unanswered_stream(&command) else { return };
         let unanswered = Local::Delivery { client: None, shard, reply };
         if let Some((at, reply_by)) = self.request(client, unanswered) {
-            let slot = &self.processes[client.process as usize].slots[shard.0 as usize];
+            let Some(slot) = self.processes[client.process as usize].slot_of(client, shard) else { return };
             let epoch = slot.epoch;
             let astray = slot.reset_at.is_some() && self.astray.contains(&shard);
             if matches!(command, delivery::Command::Reset { .. }) && (astray || reply_by.is_none()) {
@@ -238,7 +240,7 @@ impl World {
                     self.marks.hit(Mark::LateReset);
                 }
                 // An owner's last reset, in time, is what a resync is; any other one disturbs it.
-                let slot = self.processes[from.process as usize].slots.get(shard.0 as usize);
+                let slot = self.processes[from.process as usize].slot_of(from, shard);
                 let last = slot.is_some_and(|slot| slot.reset_sent == *attempt);
                 let holds = self.stream.holder(shard).is_some_and(|(holder, _)| holder == from);
                 if reply_by.is_none() || !holds || !last {
@@ -268,7 +270,7 @@ impl World {
             delivery::Command::Pull(_) | delivery::Command::Close { .. } | delivery::Command::Ack { .. } => {}
         }
         if matches!(command, delivery::Command::Reset { .. }) {
-            let slot = self.processes[from.process as usize].slots.get(shard.0 as usize);
+            let slot = self.processes[from.process as usize].slot_of(from, shard);
             self.let_arrive(Some((from.process, slot.and_then(|slot| slot.epoch))), shard);
         }
         let reply = self.stream.handle(self.now, from, shard, command);
@@ -326,10 +328,10 @@ impl World {
                     self.marks.hit(Mark::PinLapsed);
                     self.note(Happening::Pin { shard: shard.0, process: of.process, what: "lapses" });
                     let owner = &self.processes[of.process as usize];
+                    let slot = owner.slot_of(of, shard);
                     let owns = owner.up
-                        && owner.start == of.start
                         && owner.frozen_until.is_none()
-                        && owner.slots[shard.0 as usize].machine.status().pin == Some(&pin);
+                        && slot.is_some_and(|slot| slot.machine.status().pin == Some(&pin));
                     let ttl = self.scenario.pinned_ttl;
                     let checked = self.pins.lapsed(self.now, shard, of.process, owns, ttl);
                     self.check(checked);
@@ -345,7 +347,7 @@ impl World {
                         self.disturbed(to.process, until);
                         continue;
                     }
-                    let at = self.inwards(to.process, true);
+                    let at = self.inwards(to.process, Way::Ordered);
                     self.put_local(
                         at,
                         to.process,
@@ -385,7 +387,7 @@ impl World {
             rows.retain(|_| !chance.permille(500));
         }
         let owner = &self.processes[to.process as usize];
-        if !owner.up || !owner.connected || owner.client() != to {
+        if !owner.up || !owner.connected || owner.client_of(shard) != to {
             // A pull of a connection that is gone took them, perhaps between a reset and its answer.
             self.resyncs.disturbed(self.now + Scenario::CALL_TIMEOUT, shard);
         }
@@ -404,7 +406,7 @@ impl World {
             };
             let piece = usize::try_from(piece).unwrap_or(1);
             let rest = rows.split_off(piece);
-            let at = self.inwards(to.process, true);
+            let at = self.inwards(to.process, Way::Ordered);
             let rows = Rows { inbox, pin: pin.clone(), rows: std::mem::replace(&mut rows, rest) };
             self.put_local(at, to.process, to.start, Local::Rows { client: to, shard, attempt, rows });
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use holdfast_core::action::Event;
 use holdfast_core::budget::Share;
+use holdfast_core::claims;
 use holdfast_core::ports::Attempt;
 use holdfast_core::ports::delivery;
 use holdfast_core::ports::delivery::Inbox;
@@ -29,7 +30,7 @@ use crate::invariants::handover::Handover;
 use crate::jetstream::Client;
 use crate::jetstream::number_of;
 use crate::marks::Mark;
-use crate::process::Process;
+use crate::process::{Local, Process, member};
 use crate::scenario::Scenario;
 use crate::trace::Happening;
 
@@ -54,7 +55,20 @@ impl World {
                     self.agenda.put(at, Due::Thaw { process, start });
                 }
             }
-            Fault::CutNats { process, how, lasting } => self.cut_nats(process, how, lasting),
+            Fault::CutNats { process, how, lasting } => {
+                self.cut_nats(process, how, lasting);
+                self.cut_members(process, how, lasting);
+            }
+            Fault::CutConsumers { process, how, lasting } => self.cut_nats(process, how, lasting),
+            Fault::CutMembers { process, how, lasting } => self.cut_members(process, how, lasting),
+            Fault::MemberDeleted { process } => self.delete_member(process),
+            Fault::MembersLost => self.make_bucket_anew(),
+            Fault::NameTaken { process, shard } => self.take_name(process, ShardId(shard)),
+            Fault::PauseShard { process, shard, lasting } => {
+                let (owner, shard) = (&self.processes[process as usize], ShardId(shard));
+                self.put_local(self.now, process, owner.start, Local::Asked(claims::Event::Pause(shard)));
+                self.agenda.put(self.now + lasting, Due::Resume(shard));
+            }
             Fault::CutStore { process, lasting } => {
                 let until = self.now + lasting;
                 let cut = &mut self.processes[process as usize].store_cut;
@@ -210,7 +224,7 @@ impl World {
     pub(super) fn rebase(&mut self, shard: u32) {
         let of = ShardId(shard);
         let stopped: Vec<u32> =
-            self.processes.iter().filter(|p| p.up && p.slots[shard as usize].reused).map(|p| p.id).collect();
+            self.processes.iter().filter(|p| p.up && p.reused.contains(&of)).map(|p| p.id).collect();
         let Some(stored) = self.intents.current(of).cloned() else { return };
         if !self.broker_up || stopped.is_empty() {
             return;
@@ -254,6 +268,10 @@ impl World {
                     fact.may_be_both = true;
                 }
             }
+        }
+        if self.scenario.sharing.is_some() && self.chance.permille(500) {
+            self.ask_all(&claims::Event::Resume(of));
+            return;
         }
         for process in stopped {
             self.crash(process, Duration::from_millis(200));
@@ -371,7 +389,7 @@ impl World {
     pub(super) fn cut_unseen(&mut self, shard: ShardId, lasting: Duration) {
         let Some((holder, _)) = self.stream.holder(shard) else { return };
         let Some(owner) = self.processes.get_mut(holder.process as usize) else { return };
-        if !self.broker_up || !owner.up || !owner.connected || owner.client() != holder {
+        if !self.broker_up || !owner.up || !owner.connected || owner.client_of(shard) != holder {
             return;
         }
         let until = self.now + lasting;
@@ -403,29 +421,23 @@ impl World {
         let client = owner.client();
         self.sessions.insert((process, client.start), session);
         self.note(Happening::Process { process, what: "starts" });
-        if self.broker_up {
-            self.stream.connect(client, vec![Inbox(0); self.scenario.shards as usize]);
-        } else {
-            self.processes[process as usize].connected = false;
-        }
-        let until = self.now;
-        self.disturbed(process, until);
-        for shard in 0..self.scenario.shards {
-            let share = self.processes[process as usize].share;
-            self.hand(process, ShardId(shard), Event::Claim(share));
-        }
+        self.processes[process as usize].connected = self.broker_up;
+        self.disturbed(process, self.now);
+        self.join(process);
         self.hand_trim(process, trim::Event::Wakeup);
     }
 
     pub(super) fn down(&mut self, process: u32, lasting: Duration) {
         let owner = &mut self.processes[process as usize];
-        let client = owner.client();
+        let clients = owner.clients();
         owner.up = false;
         owner.frozen_until = None;
         owner.waiting.clear();
         owner.stopping = None;
         let noticed = self.now + self.chance.millis(0, 20);
-        self.agenda.put(noticed, Due::Noticed(client));
+        for client in clients {
+            self.agenda.put(noticed, Due::Noticed(client));
+        }
         let again = self.now + lasting;
         self.agenda.put(again, Due::Start { process });
     }
@@ -466,13 +478,20 @@ impl World {
         }
         owner.frozen_until = None;
         owner.running_since = self.now;
+        let dead = owner.member();
+        let sharing =
+            self.processes.iter().filter(|other| other.up).filter_map(|other| other.sharing.as_ref());
+        if sharing.into_iter().any(|sharing| sharing.view.takes_for_gone(&dead)) {
+            self.marks.hit(Mark::ThawedGone);
+        }
+        let owner = &mut self.processes[process as usize];
         let waiting = std::mem::take(&mut owner.waiting);
         self.note(Happening::Process { process, what: "thaws" });
-        for what in waiting {
+        for (life, what) in waiting {
             if self.violation.is_some() {
                 return;
             }
-            self.local(process, start, what);
+            self.local(process, life, what);
         }
     }
 
@@ -481,23 +500,40 @@ impl World {
         if !owner.up || owner.stopping.is_some() || owner.frozen_until.is_some() {
             return;
         }
-        owner.stopping = Some(down);
-        let start = owner.start;
         let deadline = self.now + owner.lasts(within);
+        owner.stopping = Some((down, deadline));
+        let (start, shares) = (owner.start, owner.sharing.is_some());
         self.note(Happening::Process { process, what: "is to stop" });
-        for shard in 0..self.scenario.shards {
+        let overdue = Due::Overdue { process, start, shard: None };
+        self.agenda.put(deadline + Duration::from_secs(5), overdue);
+        if shares {
+            self.hand_claims(process, claims::Event::Stop { within });
+            return;
+        }
+        for shard in (0..self.scenario.shards).map(ShardId) {
             let owner = &mut self.processes[process as usize];
             if !owner.up || owner.start != start {
                 return;
             }
-            let slot = &mut owner.slots[shard as usize];
+            let Some(slot) = owner.slots.get_mut(&shard) else { continue };
             if slot.phase == "taking over" {
                 self.marks.hit(Mark::StoppedFencing);
             }
             slot.stopping = Some(Handover::new(deadline, slot.machine.status().accepted));
-            self.hand(process, ShardId(shard), Event::Stop { within });
+            self.hand(process, shard, Event::Stop { within });
         }
-        self.agenda.put(deadline + Duration::from_secs(5), Due::Overdue { process, start });
+    }
+
+    /// The way to the members' bucket is cut. (A connection that breaks is both's.)
+    fn cut_members(&mut self, process: u32, how: Cut, lasting: Duration) {
+        let until = self.now + lasting;
+        let owner = &mut self.processes[process as usize];
+        if matches!(how, Cut::Held | Cut::HeldInwards) {
+            owner.members_inwards_held = owner.members_inwards_held.max(until);
+        }
+        if matches!(how, Cut::Held | Cut::HeldOutwards) {
+            owner.members_outwards_held = owner.members_outwards_held.max(until);
+        }
     }
 
     pub(super) fn cut_nats(&mut self, process: u32, how: Cut, lasting: Duration) {
@@ -516,12 +552,14 @@ impl World {
                 if !owner.up {
                     return;
                 }
-                let old = owner.client();
+                let old = owner.clients();
                 owner.link += 1;
                 owner.connected = false;
                 let (start, link) = (owner.start, owner.link);
                 let noticed = self.now + self.chance.time(Duration::ZERO, lasting * 2);
-                self.agenda.put(noticed, Due::Noticed(old));
+                for old in old {
+                    self.agenda.put(noticed, Due::Noticed(old));
+                }
                 self.agenda.put(until, Due::LinkUp { process, start, link });
             }
         }
@@ -533,16 +571,21 @@ impl World {
             return;
         }
         owner.share = share;
+        // Where shards are shared out, so is the budget.
+        if owner.sharing.is_some() {
+            return;
+        }
         let start = owner.start;
-        for shard in 0..self.scenario.shards {
+        for shard in (0..self.scenario.shards).map(ShardId) {
             let owner = &mut self.processes[process as usize];
             if !owner.up || owner.start != start {
                 return;
             }
-            if owner.slots[shard as usize].machine.status().held_rows > share.rows {
+            let Some(slot) = owner.slots.get(&shard) else { continue };
+            if slot.machine.status().held_rows > share.rows {
                 self.marks.hit(Mark::ShareShrank);
             }
-            self.hand(process, ShardId(shard), Event::Share(share));
+            self.hand(process, shard, Event::Share(share));
         }
     }
 
@@ -553,6 +596,10 @@ impl World {
         self.broker_up = false;
         self.all_disturbed();
         self.stream.restart(forgotten);
+        self.members.restart();
+        for process in 0..self.scenario.processes {
+            self.lives.connected(self.now, member(process), false);
+        }
         let until = self.now + down + Duration::from_secs(1);
         for process in 0..self.scenario.processes {
             self.disturbed(process, until);

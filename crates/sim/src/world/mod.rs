@@ -5,17 +5,20 @@
 
 mod at_ledger;
 mod at_letters;
+mod at_members;
 mod at_store;
 mod at_stream;
 mod faults;
 mod processes;
 mod settling;
+mod sharing;
 mod wires;
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use holdfast_core::claims;
 use holdfast_core::ports::Attempt;
 use holdfast_core::ports::Failure;
 use holdfast_core::ports::FailureClass;
@@ -26,6 +29,7 @@ use holdfast_core::ports::delivery::Inspection;
 use holdfast_core::ports::ledger;
 use holdfast_core::ports::ledger::Revision;
 use holdfast_core::ports::ledger::WriteOutcome;
+use holdfast_core::ports::members;
 use holdfast_core::ports::retention;
 use holdfast_core::ports::store;
 use holdfast_core::ports::store::Class;
@@ -50,15 +54,18 @@ use crate::clickhouse::Unfit;
 use crate::fault::Rates;
 use crate::invariants::Checked;
 use crate::invariants::Violation;
+use crate::invariants::death::Lives;
 use crate::invariants::intent::Intents;
 use crate::invariants::order::Order;
 use crate::invariants::pin::Pins;
 use crate::invariants::resync::Resyncs;
 use crate::invariants::stops::Causes;
+use crate::invariants::vacant::Vacancies;
 use crate::jetstream::Client;
 use crate::jetstream::JetStream;
 use crate::letters::Letters;
 use crate::marks::Marks;
+use crate::members::Members;
 use crate::process::Asker;
 use crate::process::Local;
 use crate::process::Process;
@@ -178,7 +185,33 @@ enum Due {
     Overdue {
         process: u32,
         start: u32,
+        /// Only this shard is.
+        shard: Option<ShardId>,
     },
+    AtMembers {
+        from: Client,
+        command: Box<members::Command>,
+        reply_by: Option<Duration>,
+    },
+    /// A member is asked whether it lives.
+    AtMember {
+        asked: Client,
+        from: Client,
+        attempt: Attempt,
+        reply_by: Option<Duration>,
+    },
+    MemberAnswers {
+        to: Client,
+        attempt: Attempt,
+        reply_by: Option<Duration>,
+    },
+    Watch(Client),
+    /// Somebody says to all that a shard is to be tried again.
+    Resume(ShardId),
+    /// Somebody looks for shards whose rows wait and whose consumers stand still: where each stood at the last look.
+    Watchdog(Vec<Option<Seq>>),
+    /// It is time to look for shards that nobody has.
+    Vacant,
     EndLurking,
     Unpin(ShardId),
     Anew,
@@ -263,6 +296,13 @@ pub(crate) struct World {
     stream_tick: Option<Duration>,
     broker_up: bool,
     bucket: Bucket,
+    members: Members,
+    lives: Lives,
+    vacancies: Vacancies,
+    /// Who owned each shard last.
+    owners: BTreeMap<ShardId, u32>,
+    /// Who gave each shard up last, if nobody has owned it since.
+    given_up: BTreeMap<ShardId, u32>,
     store: ClickHouse,
     store_tick: Option<Duration>,
     store_up: bool,
@@ -346,6 +386,11 @@ impl World {
             stream_tick: None,
             broker_up: true,
             bucket: Bucket::default(),
+            members: Members::default(),
+            lives: Lives::default(),
+            vacancies: Vacancies::default(),
+            owners: BTreeMap::new(),
+            given_up: BTreeMap::new(),
             store,
             store_tick: None,
             store_up: true,
@@ -394,7 +439,16 @@ impl World {
     fn arrange(&mut self) {
         for process in 0..self.scenario.processes {
             let at = self.chance.millis(0, 400);
+            let late = self.scenario.sharing.as_ref().and_then(|sharing| sharing.late.get(process as usize));
+            let at = at + late.copied().unwrap_or_default();
             self.agenda.put(at, Due::Start { process });
+        }
+        if let Some(sharing) = &self.scenario.sharing {
+            let at = Duration::from_secs(1);
+            self.agenda.put(at, Due::Vacant);
+            if sharing.watchdog {
+                self.agenda.put(at, Due::Watchdog(Vec::new()));
+            }
         }
         for (at, row) in self.scenario.rows.iter().enumerate() {
             self.agenda.put(row.at, Due::Publish(at));
@@ -507,6 +561,7 @@ impl World {
             Due::LinkUp { process, start, link } => self.local(process, start, Local::Reconnected { link }),
             Due::Noticed(client) => {
                 self.stream.disconnect(self.now, client);
+                self.part_members(client);
                 self.serve_stream();
             }
             Due::BrokerUp => self.broker_returns(),
@@ -520,7 +575,16 @@ impl World {
                     self.crash(process, Duration::from_millis(300));
                 }
             }
-            Due::Overdue { process, start } => self.look_whether_stopped(process, start),
+            Due::Overdue { process, start, shard } => self.look_whether_stopped(process, start, shard),
+            Due::AtMembers { from, command, reply_by } => self.at_members(from, &command, reply_by),
+            Due::AtMember { asked, from, attempt, reply_by } => {
+                self.at_member(asked, from, attempt, reply_by);
+            }
+            Due::MemberAnswers { to, attempt, reply_by } => self.member_answers(to, attempt, reply_by),
+            Due::Watch(client) => self.watch_members(client),
+            Due::Resume(shard) => self.ask_all(&claims::Event::Resume(shard)),
+            Due::Watchdog(stood) => self.look_for_unowned(&stood),
+            Due::Vacant => self.look_for_vacant(),
             Due::Quiet => self.fall_quiet(),
             Due::Look => self.look_whether_settled(),
             Due::Unpin(shard) => self.unpin(shard),

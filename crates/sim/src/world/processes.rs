@@ -5,6 +5,7 @@ use std::time::Duration;
 use holdfast_core::action::Action;
 use holdfast_core::action::Actions;
 use holdfast_core::action::Event;
+use holdfast_core::claims;
 use holdfast_core::notice::Notice;
 use holdfast_core::notice::Report;
 use holdfast_core::notice::ResyncReason;
@@ -38,19 +39,24 @@ use crate::trace::Happening;
 use super::{Due, Flight, World, refusal, seqs, table_index};
 
 impl World {
-    pub(super) fn local(&mut self, process: u32, start: u32, what: Local) {
+    /// `life`: of the machine or the process that it is for.
+    pub(super) fn local(&mut self, process: u32, life: u32, what: Local) {
         let owner = &mut self.processes[process as usize];
-        if !owner.up || owner.start != start {
+        let lives = match what.shard() {
+            Some(shard) => owner.slots.get(&shard).is_some_and(|slot| slot.life == life),
+            None => owner.start == life,
+        };
+        if !owner.up || !lives {
             return;
         }
         if owner.frozen_until.is_some() {
-            owner.waiting.push_back(what);
+            owner.waiting.push_back((life, what));
             return;
         }
-        let current = owner.client();
+        let current = what.shard().map_or_else(|| owner.client(), |shard| owner.client_of(shard));
         match what {
             Local::Wake(shard) => {
-                let slot = &mut owner.slots[shard.0 as usize];
+                let Some(slot) = owner.slots.get_mut(&shard) else { return };
                 if slot.wake.is_some_and(|at| at <= self.now) {
                     slot.wake = None;
                     self.hand(process, shard, Event::Wakeup);
@@ -68,19 +74,23 @@ impl World {
                 }
             }
             Local::Ended { client, shard, attempt, end } => {
-                if client == current && owner.slots[shard.0 as usize].pulls.remove(&attempt).is_some() {
-                    if end == PullEnd::TooLarge && owner.slots[shard.0 as usize].phase == "owning" {
+                let Some(slot) = owner.slots.get_mut(&shard) else { return };
+                if client == current && slot.pulls.remove(&attempt).is_some() {
+                    if end == PullEnd::TooLarge && slot.phase == "owning" {
                         self.marks.hit(Mark::RenewedAtCap);
                     }
                     self.sink(process, shard, delivery::Reply::Ended { attempt, end });
                 }
             }
             Local::Sunk { shard, reply } => {
-                owner.slots[shard.0 as usize].sinking -= 1;
+                if let Some(slot) = owner.slots.get_mut(&shard) {
+                    slot.sinking -= 1;
+                }
                 self.hand(process, shard, Event::Delivery(reply));
             }
             Local::Delivery { client, shard, reply } => {
                 if client.is_none_or(|client| client == current) {
+                    self.looked_for_orphan(process, shard, &reply);
                     self.hand(process, shard, Event::Delivery(reply));
                 }
             }
@@ -92,7 +102,9 @@ impl World {
                                 &reply,
                                 ledger::Reply::Written { outcome: WriteOutcome::Conflict, .. }
                             );
-                            owner.slots[shard.0 as usize].conflicted |= conflict;
+                            if let Some(slot) = owner.slots.get_mut(&shard) {
+                                slot.conflicted |= conflict;
+                            }
                             self.hand(process, shard, Event::Ledger(reply));
                         }
                         Asker::Trim => self.hand_trim(process, trim::Event::Ledger(reply)),
@@ -101,6 +113,10 @@ impl World {
             }
             Local::Retention(reply) => self.hand_trim(process, trim::Event::Retention(reply)),
             Local::Store { shard, reply } => {
+                let Some(slot) = owner.slots.get_mut(&shard) else { return };
+                if let store::Reply::ReadBack { table, outcome: Ok(_), .. } = &reply {
+                    slot.doubts.read_back(table);
+                }
                 if let store::Reply::Inserted { attempt, table, outcome } = &reply {
                     let how = match outcome {
                         InsertOutcome::Stored => "stored",
@@ -109,7 +125,7 @@ impl World {
                         InsertOutcome::Stale => "stale",
                     };
                     let in_doubt = matches!(outcome, InsertOutcome::Doubt(_));
-                    let doubts = &mut owner.slots[shard.0 as usize].doubts;
+                    let doubts = &mut slot.doubts;
                     doubts.answered(table, *attempt, in_doubt);
                     doubts.refused(
                         table,
@@ -121,9 +137,6 @@ impl World {
                     let (table, attempt) = (table_index(table), attempt.0);
                     self.note(Happening::Answered { process, shard: shard.0, table, attempt, how });
                 }
-                if let store::Reply::ReadBack { table, outcome: Ok(_), .. } = &reply {
-                    self.processes[process as usize].slots[shard.0 as usize].doubts.read_back(table);
-                }
                 self.hand(process, shard, Event::Store(reply));
             }
             Local::Turn { insert } => self.insert_turn(process, insert),
@@ -132,18 +145,43 @@ impl World {
             Local::Reconnected { link } => {
                 if owner.link == link && !owner.connected && self.broker_up {
                     owner.connected = true;
-                    let closed = owner.slots.iter().map(|slot| slot.closed).collect();
-                    self.stream.connect(current, closed);
-                    for shard in 0..self.scenario.shards {
-                        self.hand(process, ShardId(shard), Event::Delivery(delivery::Reply::Disrupted));
+                    self.meet(process);
+                    let shards: Vec<ShardId> =
+                        self.processes[process as usize].slots.keys().copied().collect();
+                    for shard in shards {
+                        self.connect(process, shard);
+                        self.hand(process, shard, Event::Delivery(delivery::Reply::Disrupted));
                     }
                 }
             }
+            Local::WakeClaims => {
+                let Some(sharing) = &mut owner.sharing else { return };
+                if sharing.wake.is_some_and(|at| at <= self.now) {
+                    sharing.wake = None;
+                    self.hand_claims(process, claims::Event::Wakeup);
+                }
+            }
+            Local::Members { client, reply } => {
+                if client.is_none_or(|client| client == current) {
+                    self.members_tell(process, reply);
+                }
+            }
+            Local::Ordered { shard, event } => self.ordered(process, shard, event),
+            Local::Report { shard, report } => self.report(process, shard, &report),
+            Local::Over { shard } => self.over(process, shard),
+            Local::Asked(event) => self.ask_claims(process, event),
         }
     }
 
+    /// A shard's machine has a connection.
+    pub(super) fn connect(&mut self, process: u32, shard: ShardId) {
+        let owner = &self.processes[process as usize];
+        let Some(slot) = owner.slots.get(&shard) else { return };
+        self.stream.connect(owner.client_of(shard), vec![slot.closed; self.scenario.shards as usize]);
+    }
+
     pub(super) fn rows_arrive(&mut self, process: u32, shard: ShardId, attempt: Attempt, rows: Rows) {
-        let slot = &mut self.processes[process as usize].slots[shard.0 as usize];
+        let Some(slot) = self.processes[process as usize].slots.get_mut(&shard) else { return };
         let heard = rows.inbox > slot.closed;
         let delivery = rows.rows.first().map_or(0, |row| row.delivery.0);
         let full = slot.pulls.get_mut(&attempt).is_some_and(|pull| {
@@ -172,7 +210,7 @@ impl World {
             Duration::ZERO
         };
         let owner = &mut self.processes[process as usize];
-        let slot = &mut owner.slots[shard.0 as usize];
+        let Some(slot) = owner.slots.get_mut(&shard) else { return };
         let at = slot.sink_until.max(self.now + lingers);
         // Behind what still waits, even if its time has come: a frozen process takes it all out at once.
         if at <= self.now && slot.sinking == 0 {
@@ -181,27 +219,27 @@ impl World {
         }
         slot.sink_until = at;
         slot.sinking += 1;
-        let start = owner.start;
+        let life = slot.life;
         self.disturbed(process, at);
-        self.put_local(at, process, start, Local::Sunk { shard, reply });
+        self.put_local(at, process, life, Local::Sunk { shard, reply });
     }
 
     pub(super) fn insert_turn(&mut self, process: u32, insert: Insert) {
         let owner = &self.processes[process as usize];
         let shard = insert.shard;
-        let slot = &owner.slots[shard.0 as usize];
+        let Some(slot) = owner.slots.get(&shard) else { return };
         if insert.attempt <= slot.aborted_until {
             return;
         }
-        let flight = (process, owner.start, shard, insert.attempt);
+        let flight = (process, slot.life, shard, insert.attempt);
         if owner.clock(self.now) > insert.send_by {
             self.marks.hit(Mark::SentLateDropped);
             self.answer_insert(flight, insert.table, InsertOutcome::Stale);
             return;
         }
         let stale = owner.lasts(self.scenario.stale);
-        let sent = self.intents.sent(self.now, owner.session, slot.epoch, &insert, stale);
-        let client = owner.client();
+        let sent = self.intents.sent(self.now, slot.session, slot.epoch, &insert, stale);
+        let client = owner.client_of(shard);
         let cut = owner.store_cut > self.now;
         self.note(Happening::Sent {
             process,
@@ -239,7 +277,7 @@ impl World {
         let mut actions = Actions::default();
         let owner = &mut self.processes[process as usize];
         let now = owner.clock(self.now);
-        let slot = &mut owner.slots[shard.0 as usize];
+        let Some(slot) = owner.slots.get_mut(&shard) else { return };
         slot.machine.handle(now, event, &mut actions);
         if self.checks_core
             && let Err(defect) = slot.machine.validate()
@@ -265,21 +303,21 @@ impl World {
         if !owner.up {
             return;
         }
-        let start = owner.start;
-        let slot = &owner.slots[shard.0 as usize];
-        let Some(next) = slot.machine.next_wakeup() else {
-            owner.slots[shard.0 as usize].wake = None;
+        let Some(next) = owner.slots.get(&shard).map(|slot| slot.machine.next_wakeup()) else { return };
+        let due = next.map(|next| owner.when(next));
+        let soonest = self.now + Duration::from_micros(10);
+        let Some(slot) = owner.slots.get_mut(&shard) else { return };
+        let Some(due) = due else {
+            slot.wake = None;
             return;
         };
-        let due = owner.when(next);
-        let soonest = self.now + Duration::from_micros(10);
-        let slot = &mut owner.slots[shard.0 as usize];
         slot.spins = if due <= self.now { slot.spins + 1 } else { 0 };
         let spins = slot.spins > 5_000 && self.checks_core;
         let due = due.max(soonest);
         if slot.wake != Some(due) {
             slot.wake = Some(due);
-            self.put_local(due, process, start, Local::Wake(shard));
+            let life = slot.life;
+            self.put_local(due, process, life, Local::Wake(shard));
         }
         if spins {
             self.check(violated(
@@ -292,7 +330,7 @@ impl World {
     /// Looks at a shard after an event: budget, phase, halts.
     pub(super) fn watch(&mut self, process: u32, shard: ShardId, actions: &Actions) {
         let owner = &mut self.processes[process as usize];
-        let slot = &mut owner.slots[shard.0 as usize];
+        let Some(slot) = owner.slots.get_mut(&shard) else { return };
         let status = slot.machine.status();
         let held = (status.held_rows, status.held_bytes);
         let (phase, epoch, accepted) = (status.phase, status.epoch, status.accepted);
@@ -360,7 +398,7 @@ impl World {
 
     pub(super) fn told(&mut self, process: u32, shard: ShardId, notice: Notice) {
         if let Notice::Resynced { reason } = &notice {
-            let slot = &mut self.processes[process as usize].slots[shard.0 as usize];
+            let Some(slot) = self.processes[process as usize].slots.get_mut(&shard) else { return };
             let before = slot.reset_at.replace(self.now);
             if let (Some(before), ResyncReason::Gap | ResyncReason::WentBack | ResyncReason::OtherPin) =
                 (before, reason)
@@ -384,6 +422,7 @@ impl World {
             Notice::TokenBurned { .. } => Some(Mark::GenerationRaised),
             Notice::RowsRemoved { .. } => Some(Mark::RowsRemoved),
             Notice::StreamMadeAnew => Some(Mark::StreamAnew),
+            Notice::PinTakenAway => Some(Mark::OrphanUnpinned),
             Notice::TableAhead { .. } => Some(Mark::TableAhead),
             Notice::UnknownRefusal { .. } => Some(Mark::UnknownRefusal),
             Notice::LetterLost { .. } => Some(Mark::LetterLost),
@@ -398,7 +437,8 @@ impl World {
                 if record.is_some_and(|record| self.intents.is_inherited(shard, record, batch.first)) {
                     self.marks.hit(Mark::SplitInherited);
                 }
-                let doubts = &self.processes[process as usize].slots[shard.0 as usize].doubts;
+                let Some(slot) = self.processes[process as usize].slots.get(&shard) else { return };
+                let doubts = &slot.doubts;
                 let checked = doubts.splits(table);
                 let last = doubts.last(table).and_then(intent::bounds);
                 self.check(checked);
@@ -430,7 +470,8 @@ impl World {
             }
         }
         if let Notice::UnknownRefusal { refusal } = &notice
-            && !self.processes[process as usize].slots[shard.0 as usize].unknown.insert(refusal.code)
+            && let Some(slot) = self.processes[process as usize].slots.get_mut(&shard)
+            && !slot.unknown.insert(refusal.code)
         {
             self.check(violated(stops::TOLD, format!("{refusal} was told again")));
         }
@@ -443,7 +484,7 @@ impl World {
 
     pub(super) fn reported(&mut self, process: u32, shard: ShardId, report: Report) {
         let owner = &mut self.processes[process as usize];
-        let slot = &mut owner.slots[shard.0 as usize];
+        let Some(slot) = owner.slots.get_mut(&shard) else { return };
         match &report {
             Report::Released { clean } => {
                 slot.over = true;
@@ -455,15 +496,16 @@ impl World {
                 slot.over = true;
                 match failure {
                     ShardFailure::ConsumerGone(_) => {
-                        slot.lost_consumer = true;
                         self.marks.hit(Mark::ConsumerGone);
-                        // Somebody sees it, makes the consumer again and starts the process anew.
+                        // Somebody sees it, makes the consumer again, and starts the process anew or says so.
                         let start = owner.start;
+                        let resumes = owner.sharing.is_some() && self.chance.permille(500);
                         let at = self.now + self.chance.millis(9_000, 12_000);
-                        self.agenda.put(at, Due::Replace { process, start });
+                        let due = if resumes { Due::Resume(shard) } else { Due::Replace { process, start } };
+                        self.agenda.put(at, due);
                     }
                     ShardFailure::SequencesReused(_) => {
-                        slot.reused = true;
+                        owner.reused.insert(shard);
                         if self.chance.permille(700) {
                             let at = self.now + self.chance.millis(500, 8_000);
                             self.agenda.put(at, Due::Rebase(shard.0));
@@ -477,10 +519,12 @@ impl World {
             }
             Report::Ready | Report::Owned { .. } | Report::Lost => {}
         }
-        self.note(Happening::Reported { process, shard: shard.0, report: Box::new(report) });
+        self.note(Happening::Reported { process, shard: shard.0, report: Box::new(report.clone()) });
+        self.carry_report(process, shard, report);
         let owner = &self.processes[process as usize];
-        if let Some(down) = owner.stopping
-            && owner.slots.iter().all(|slot| slot.over)
+        if let Some((down, _)) = owner.stopping
+            && owner.sharing.is_none()
+            && owner.slots.values().all(|slot| slot.over)
         {
             self.note(Happening::Process { process, what: "has stopped" });
             self.down(process, down);

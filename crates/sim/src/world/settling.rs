@@ -7,6 +7,8 @@ use holdfast_core::row::ShardId;
 
 use crate::fault::Rates;
 use crate::invariants::Checked;
+use crate::invariants::draining;
+use crate::invariants::even;
 use crate::invariants::lands;
 use crate::process::Process;
 use crate::scenario::Scenario;
@@ -32,6 +34,8 @@ impl World {
             let owner = &mut self.processes[process as usize];
             owner.store_cut = Duration::ZERO;
             owner.frozen_after = None;
+            owner.members_inwards_held = owner.members_inwards_held.min(self.now);
+            owner.members_outwards_held = owner.members_outwards_held.min(self.now);
             let (now, start) = (self.now, owner.start);
             if owner.frozen_until.is_some() {
                 owner.frozen_until = Some(now);
@@ -48,8 +52,11 @@ impl World {
         let processes = &self.processes;
         let tail_lost = self.causes.tail_lost;
         let excused = |shard: u32| {
-            let stopped = |process: &Process| !process.up || process.slots[shard as usize].reused;
-            tail_lost && processes.iter().all(stopped)
+            let shard = ShardId(shard);
+            let stopped = |process: &Process| !process.up || process.reused.contains(&shard);
+            // What one member says of it the others leave alone.
+            let says = |process: &Process| process.sharing.is_some() && stopped(process) && process.up;
+            tail_lost && (processes.iter().any(says) || processes.iter().all(stopped))
         };
         let intents = &self.intents;
         let unsettled = lands::unsettled(
@@ -59,30 +66,43 @@ impl World {
             |fact| self.poisons(fact),
             |fact| self.lingers(fact),
         );
-        if unsettled.is_none() {
+        let uneven = self.uneven();
+        if unsettled.is_none() && uneven.is_none() {
             self.settled_at.get_or_insert(self.now);
         } else if self.now > self.scenario.quiet_from + Scenario::SETTLES_WITHIN {
             let stuck = self.describe();
             self.check(lands::bound(unsettled, &stuck));
+            self.check(even::bound(uneven));
             return;
         }
         let at = self.now + Duration::from_secs(1);
         self.agenda.put(at, Due::Look);
     }
 
-    /// A process was told to stop, and should have by now, unless it was frozen.
-    pub(super) fn look_whether_stopped(&mut self, process: u32, start: u32) {
+    /// A process, or one shard of it, was told to stop, and should have by now, unless the process was frozen.
+    /// `start`: of the one or the other.
+    pub(super) fn look_whether_stopped(&mut self, process: u32, start: u32, shard: Option<ShardId>) {
         let owner = &self.processes[process as usize];
-        if !owner.up || owner.start != start {
+        let slots = owner.slots.iter().filter(|(of, slot)| match shard {
+            Some(shard) => **of == shard && slot.life == start,
+            None => owner.sharing.is_none(),
+        });
+        let runs = if shard.is_none() { owner.start == start } else { slots.clone().next().is_some() };
+        if !owner.up || !runs {
             return;
         }
         let running_for = self.now.saturating_sub(owner.running_since);
         if owner.frozen_until.is_some() || running_for < Duration::from_secs(5) {
-            self.agenda.put(self.now + Duration::from_secs(5), Due::Overdue { process, start });
+            let at = self.now + Duration::from_secs(5);
+            self.agenda.put(at, Due::Overdue { process, start, shard });
             return;
         }
-        let pending = owner.slots.iter().filter(|slot| !slot.over).filter_map(|slot| slot.stopping);
-        let checks: Vec<Checked> = pending.map(|stopping| stopping.pending(self.now, running_for)).collect();
+        let pending = slots.filter(|(_, slot)| !slot.over).filter_map(|(_, slot)| slot.stopping);
+        let mut checks: Vec<Checked> =
+            pending.map(|stopping| stopping.pending(self.now, running_for)).collect();
+        if let (None, Some((_, deadline))) = (shard, owner.stopping) {
+            checks.push(draining::pending(self.now, deadline, running_for));
+        }
         for checked in checks {
             self.check(checked);
         }
@@ -92,14 +112,15 @@ impl World {
     pub(super) fn describe(&self) -> String {
         let mut text = String::new();
         for owner in self.processes.iter().filter(|owner| owner.up) {
-            for (slot, shard) in owner.slots.iter().zip(0..) {
+            for (shard, slot) in &owner.slots {
                 let status = slot.machine.status();
                 let troubles: Vec<String> =
                     status.troubles.iter().map(|(table, trouble)| format!("{table}: {trouble}")).collect();
                 let _ = write!(
                     text,
-                    "p{} s{shard} is {}, floor {}, accepted {}, held {}, troubles [{}]; ",
+                    "p{} s{} is {}, floor {}, accepted {}, held {}, troubles [{}]; ",
                     owner.id,
+                    shard.0,
                     status.phase,
                     status.floor,
                     status.accepted,
