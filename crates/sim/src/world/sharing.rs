@@ -443,7 +443,9 @@ impl World {
         let state = |process: &Process| {
             if process.stopping.is_some() { State::Draining } else { State::Active }
         };
-        if !up().any(|process| state(process) == State::Active) {
+        let active = || up().filter(|process| state(process) == State::Active);
+        // Whoever still writes what it accepted may be the one who is to claim it when that is done.
+        if active().next().is_none() || active().any(|process| process.slots.contains_key(&shard)) {
             return false;
         }
         up().all(|process| {
