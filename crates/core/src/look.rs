@@ -6,6 +6,7 @@ use crate::action::Actions;
 use crate::ask::Ask;
 use crate::notice::{Notice, ShardFailure};
 use crate::ports::delivery::{InspectError, Inspection};
+use crate::rule::{Rule, safeguard};
 use crate::time::Instant;
 
 /// How long to wait before a question that failed is asked again.
@@ -20,13 +21,19 @@ pub(crate) fn usable(
     out: &mut Actions,
 ) -> Result<Option<Inspection>, ShardFailure> {
     match outcome {
-        Ok(Inspection { unfit: Some(why), .. }) | Err(InspectError::Gone(why)) => {
+        Ok(Inspection { unfit: Some(why), .. }) | Err(InspectError::Gone(why))
+            if safeguard(Rule::GoneConsumerEndsShard) =>
+        {
             Err(ShardFailure::ConsumerGone(why))
         }
         Ok(seen) => Ok(Some(seen)),
-        Err(InspectError::Failed(failure)) => {
+        Err(error) => {
+            let why = match error {
+                InspectError::Failed(failure) => failure.to_string(),
+                InspectError::Gone(why) => why,
+            };
             ask.again(now, RETRY);
-            out.notice(Notice::Waiting { what: "look at the consumer", why: failure.to_string() });
+            out.notice(Notice::Waiting { what: "look at the consumer", why });
             Ok(None)
         }
     }

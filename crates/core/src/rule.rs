@@ -21,21 +21,6 @@ macro_rules! rules {
                 match self { $(Self::$name => $key,)+ }
             }
 
-            /// Whether it is a rule of how shards are shared out. The simulator runs shards, not yet the machine
-            /// that shares them out: these rules are proved by that machine's own tests (`claims/tests.rs`).
-            #[must_use]
-            pub const fn is_of_sharing(self) -> bool {
-                matches!(
-                    self,
-                    Self::SnapshotBeforeClaims
-                        | Self::SilenceIsNotDeath
-                        | Self::LeaseWhileHearing
-                        | Self::FailedShardsLeft
-                        | Self::DrainingGetsNothing
-                        | Self::GiveUpToStandby
-                )
-            }
-
             /// What the rule says.
             #[must_use]
             pub const fn summary(self) -> &'static str {
@@ -72,6 +57,8 @@ rules! {
     LedgerBeforeTrim = "ledger-before-trim",
     /// A lane has at most one open batch; the next is opened by the write that closes it.
     OneBatchPerLane = "one-batch-per-lane",
+    /// No lane waits for another one's batch.
+    LanesInParallel = "lanes-in-parallel",
     /// A delivery out of number, of another pin or going back in the stream means a resync.
     GapMeansResync = "gap-means-resync",
     /// Repeats are numbered like any other delivery: the number is checked before they are dropped.
@@ -110,10 +97,14 @@ rules! {
     GenerationWhenBurned = "generation-when-burned",
     /// What is left of an inherited batch whose rows were removed goes under its old token.
     PurgedKeepsToken = "purged-keeps-token",
+    /// Only rows of this stream count when a batch is read back (kept by whoever answers for the store).
+    ReadBackOfThisStream = "read-back-of-this-stream",
     /// A stream made anew starts a fresh record.
     StreamIdentity = "stream-identity",
     /// A stream that lost its tail and uses sequences again stops the shard.
     ReuseStopsShard = "reuse-stops-shard",
+    /// A consumer that is gone, or does not fit any more, ends its shard.
+    GoneConsumerEndsShard = "gone-consumer-ends-shard",
     /// With nobody pinned and nothing pending, an unfinished record makes the claimer reset.
     ResetWhenStranded = "reset-when-stranded",
     /// The floor never passes a row that is not done.
@@ -140,6 +131,10 @@ rules! {
     DrainingGetsNothing = "draining-gets-nothing",
     /// A shard is given up only to a member that says it stands by for it.
     GiveUpToStandby = "give-up-to-standby",
+    /// A shard that a live member holds is not taken for unowned, whoever is pinned and however long nothing moves.
+    HeldIsNotUnowned = "held-is-not-unowned",
+    /// The shards of a process share its budget.
+    SharesOfOneBudget = "shares-of-one-budget",
 }
 
 /// Whether the code that keeps `rule` is in force: always, outside the simulator's builds.

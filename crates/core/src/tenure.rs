@@ -576,7 +576,9 @@ impl Tenure {
         let floor = self.floor_mark();
         let moved = floor.seq > stored.record.floor
             && (self.halting || now.since(self.floor_written_at) >= FLOOR_INTERVAL);
-        let batches = self.lanes.values().any(|lane| lane.wants_batch(now, closing));
+        let may_open =
+            safeguard(Rule::LanesInParallel) || self.lanes.values().all(|lane| lane.open_until().is_none());
+        let batches = may_open && self.lanes.values().any(|lane| lane.wants_batch(now, closing));
         if !moved && !batches && !self.lanes.values().any(Lane::wants_write) {
             return None;
         }

@@ -36,12 +36,7 @@ pub struct Mutant {
 /// Every mutant's name.
 #[must_use]
 pub fn names() -> Vec<&'static str> {
-    rules().map(Rule::key).collect()
-}
-
-/// The rules that the simulator's runs can miss.
-fn rules() -> impl Iterator<Item = Rule> {
-    Rule::ALL.iter().copied().filter(|rule| !rule.is_of_sharing())
+    Rule::ALL.iter().map(|rule| rule.key()).collect()
 }
 
 /// Runs mutants, each on up to `seeds` seeds from `first`; all of them, or the one that is named. `progress` is
@@ -53,7 +48,7 @@ pub fn mutants(
     threads: usize,
     progress: &mut dyn FnMut(&Mutant),
 ) -> Vec<Mutant> {
-    let chosen = rules().filter(|rule| only.is_none_or(|only| only == rule.key()));
+    let chosen = Rule::ALL.iter().copied().filter(|rule| only.is_none_or(|only| only == rule.key()));
     chosen
         .map(|rule| {
             let mutant = hunt(rule, first, seeds, threads);

@@ -152,6 +152,7 @@ pub(crate) struct OpenPull {
 pub(crate) struct Slot {
     /// Which start it is, of all machines of this process and of the process itself.
     pub(crate) life: u32,
+    pub(crate) since: Duration,
     pub(crate) session: Session,
     pub(crate) machine: Shard,
     pub(crate) wake: Option<Duration>,
@@ -193,9 +194,10 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    fn new(config: Config, life: u32) -> Self {
+    fn new(config: Config, life: u32, since: Duration) -> Self {
         Self {
             life,
+            since,
             session: config.session,
             machine: Shard::new(config),
             wake: None,
@@ -348,9 +350,9 @@ impl Process {
     }
 
     /// Starts the machine of a shard, as `session`.
-    pub(crate) fn run(&mut self, scenario: &Scenario, shard: ShardId, session: Session) {
+    pub(crate) fn run(&mut self, scenario: &Scenario, now: Duration, shard: ShardId, session: Session) {
         self.lives += 1;
-        let slot = Slot::new(config(scenario, shard, session), self.lives);
+        let slot = Slot::new(config(scenario, shard, session), self.lives, now);
         self.slots.insert(shard, slot);
     }
 

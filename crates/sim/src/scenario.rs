@@ -479,7 +479,7 @@ fn draw_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Du
         20 | 21 => Some(Fault::StreamAnewAstray { shard }),
         22 | 23 => Some(Fault::LedgerOlder { back: chance.millis(500, 25_000) }),
         24 | 25 => Some(Fault::LedgerLost),
-        5 => Some(Fault::ConsumerDeleted { shard, lasting: chance.millis(500, 8_000) }),
+        5 | 10 => Some(Fault::ConsumerDeleted { shard, lasting: chance.millis(500, 16_000) }),
         _ => None,
     };
     faults.extend(catastrophe.map(|fault| (at, fault)));

@@ -404,7 +404,8 @@ impl Claims {
     }
 
     fn on_unowned(&mut self, now: Instant, shard: ShardId, out: &mut Vec<Action>) {
-        if self.is_held(shard) || !self.plan.contains_key(&shard) {
+        let held = self.is_held(shard) && safeguard(Rule::HeldIsNotUnowned);
+        if held || !self.plan.contains_key(&shard) {
             return;
         }
         let vacancy = self.vacant.entry(shard).or_insert(Vacancy { since: now, is_urgent: false });

@@ -144,7 +144,8 @@ impl Claims {
     /// Tells every shard its share if that has changed; those of `fresh` are told with their claim.
     fn share_out(&mut self, fresh: &[usize], out: &mut Vec<Action>) {
         let held: Vec<_> = self.held().filter_map(|shard| self.place(shard)).collect();
-        let count = u32::try_from(held.len()).unwrap_or(u32::MAX);
+        let count = if safeguard(Rule::SharesOfOneBudget) { held.len() } else { 1 };
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
         let share = Share::even(self.config.rows, self.config.bytes, count);
         if share != self.share {
             self.share = share;

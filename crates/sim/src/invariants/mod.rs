@@ -6,6 +6,7 @@
 pub(crate) mod broken;
 pub(crate) mod budget;
 pub(crate) mod death;
+pub(crate) mod deleted;
 pub(crate) mod doubt;
 pub(crate) mod draining;
 pub(crate) mod even;
@@ -19,6 +20,7 @@ pub(crate) mod order;
 pub(crate) mod pin;
 pub(crate) mod record;
 pub(crate) mod resync;
+pub(crate) mod stand_in;
 pub(crate) mod stops;
 pub(crate) mod trim;
 pub(crate) mod vacant;
@@ -53,9 +55,11 @@ pub const NAMES: &[&str] = &[
     stops::TOLD,
     doubt::NAME,
     resync::NAME,
+    deleted::NAME,
     heard::NAME,
     broken::NAME,
     heir::NAME,
+    stand_in::NAME,
     draining::NAME,
     death::NAME,
     vacant::NAME,

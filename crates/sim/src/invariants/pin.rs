@@ -27,6 +27,11 @@ impl Pins {
         *known = (*known).max(until);
     }
 
+    /// Since when nothing keeps a process from pulling.
+    pub(crate) fn undisturbed(&self, process: u32) -> Duration {
+        self.disturbed_until.get(&process).copied().unwrap_or_default()
+    }
+
     /// A pin lapsed. `owns`: its holder runs and believes to have it.
     pub(crate) fn lapsed(
         &self,

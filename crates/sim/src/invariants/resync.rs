@@ -17,7 +17,8 @@ pub(crate) struct Resyncs(BTreeMap<ShardId, Duration>);
 impl Resyncs {
     /// A delivery was lost, or the consumer's position changed.
     pub(crate) fn disturbed(&mut self, now: Duration, shard: ShardId) {
-        self.0.insert(shard, now);
+        let last = self.0.entry(shard).or_default();
+        *last = now.max(*last);
     }
 
     /// A shard resyncs, since deliveries came out of number; the last reset was answered at `answered`.

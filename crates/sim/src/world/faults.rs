@@ -124,6 +124,8 @@ impl World {
                 self.stream.delete_consumer(shard as usize);
                 let at = self.now + lasting;
                 self.agenda.put(at, Due::ConsumerBack(shard));
+                self.gone.insert(ShardId(shard), self.now);
+                self.look_whether_noticed(ShardId(shard));
                 self.serve_stream();
             }
             Fault::StreamAnew => self.make_anew(),
@@ -393,6 +395,7 @@ impl World {
             return;
         }
         let until = self.now + lasting;
+        let clients = owner.clients();
         owner.link += 1;
         owner.connected = false;
         let (process, start, link) = (owner.id, owner.start, owner.link);
@@ -402,7 +405,10 @@ impl World {
         let (_, rows) = self.stream.delivered(shard);
         self.stream.set_back(shard, floor.next());
         self.stream.deliver_to_nobody(self.now, shard, rows);
-        self.stream.disconnect(self.now, holder);
+        for client in clients {
+            self.stream.disconnect(self.now, client);
+            self.part_members(client);
+        }
         self.serve_stream();
         self.agenda.put(until, Due::LinkUp { process, start, link });
     }

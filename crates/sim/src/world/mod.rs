@@ -178,6 +178,8 @@ enum Due {
     BrokerUp,
     StoreUp,
     ConsumerBack(u32),
+    /// It is time to look whether everybody has noticed that a consumer is gone.
+    Deleted(ShardId),
     Replace {
         process: u32,
         start: u32,
@@ -299,6 +301,8 @@ pub(crate) struct World {
     members: Members,
     lives: Lives,
     vacancies: Vacancies,
+    /// Consumers that were deleted, and when.
+    gone: BTreeMap<ShardId, Duration>,
     /// Who owned each shard last.
     owners: BTreeMap<ShardId, u32>,
     /// Who gave each shard up last, if nobody has owned it since.
@@ -389,6 +393,7 @@ impl World {
             members: Members::default(),
             lives: Lives::default(),
             vacancies: Vacancies::default(),
+            gone: BTreeMap::new(),
             owners: BTreeMap::new(),
             given_up: BTreeMap::new(),
             store,
@@ -568,6 +573,7 @@ impl World {
             Due::StoreUp => self.store_up = true,
             Due::ConsumerBack(shard) => {
                 self.stream.create_consumer(shard as usize);
+                self.gone.remove(&ShardId(shard));
                 self.note(Happening::Fault(format!("over: consumer of s{shard} made again")));
             }
             Due::Replace { process, start } => {
@@ -585,6 +591,7 @@ impl World {
             Due::Resume(shard) => self.ask_all(&claims::Event::Resume(shard)),
             Due::Watchdog(stood) => self.look_for_unowned(&stood),
             Due::Vacant => self.look_for_vacant(),
+            Due::Deleted(shard) => self.look_whether_noticed(shard),
             Due::Quiet => self.fall_quiet(),
             Due::Look => self.look_whether_settled(),
             Due::Unpin(shard) => self.unpin(shard),

@@ -7,6 +7,7 @@ use holdfast_core::row::ShardId;
 
 use crate::fault::Rates;
 use crate::invariants::Checked;
+use crate::invariants::deleted;
 use crate::invariants::draining;
 use crate::invariants::even;
 use crate::invariants::lands;
@@ -106,6 +107,24 @@ impl World {
         for checked in checks {
             self.check(checked);
         }
+    }
+
+    /// The consumer of a shard is gone: its machines should notice.
+    pub(super) fn look_whether_noticed(&mut self, shard: ShardId) {
+        let Some(gone) = self.gone.get(&shard).copied() else { return };
+        let mut checks = Vec::new();
+        for owner in self.processes.iter().filter(|owner| owner.up && owner.connected && self.broker_up) {
+            if owner.frozen_until.is_none()
+                && let Some(slot) = owner.slots.get(&shard)
+                && !slot.over
+                && slot.stopping.is_none()
+            {
+                let undisturbed = self.pins.undisturbed(owner.id).max(slot.since).max(owner.running_since);
+                checks.push(deleted::runs(self.now, shard, gone, undisturbed));
+            }
+        }
+        checks.into_iter().for_each(|checked| self.check(checked));
+        self.agenda.put(self.now + Duration::from_millis(500), Due::Deleted(shard));
     }
 
     /// How the shards stand, for a report of one that is stuck.

@@ -14,7 +14,7 @@ use holdfast_core::record::Session;
 use holdfast_core::row::{Seq, ShardId};
 
 use crate::invariants::handover::Handover;
-use crate::invariants::{broken, budget, draining, even, heard, heir, lands, violated};
+use crate::invariants::{broken, budget, draining, even, heard, heir, lands, stand_in, violated};
 use crate::marks::Mark;
 use crate::process::{Local, Process};
 use crate::trace::Happening;
@@ -45,7 +45,7 @@ impl World {
 
     fn start_shard(&mut self, process: u32, shard: ShardId, session: Session) {
         let owner = &mut self.processes[process as usize];
-        owner.run(&self.scenario, shard, session);
+        owner.run(&self.scenario, self.now, shard, session);
         let (client, connected) = (owner.client_of(shard), owner.connected);
         self.sessions.insert((process, client.start), session);
         if connected {
@@ -148,6 +148,7 @@ impl World {
                 let status = sharing.claims.status();
                 let of = status.shards.iter().find(|of| of.shard == shard);
                 if of.is_some_and(|of| of.home != Some(&member)) {
+                    checks.push(stand_in::claims(&member, shard, view));
                     marks.push(Mark::StoodIn);
                 }
                 if owner.slots.contains_key(&shard) {
