@@ -133,7 +133,7 @@ impl Drawing {
                     epoch.map_or_else(|| (*phase).to_owned(), |epoch| format!("{phase}, epoch {epoch}"));
                 self.phase(at, place, phase, text);
                 // Giving a shard up breaks off what is under way; it may land all the same.
-                if !matches!(*phase, "owning" | "halting") {
+                if !matches!(*phase, "owning" | "halting" | "handing over") {
                     let ours = |insert: &&(u32, u32, u64)| (insert.0, insert.1) == (*process, *shard);
                     let over: Vec<_> = self.inserts.keys().filter(ours).copied().collect();
                     for insert in over {

@@ -363,10 +363,10 @@ impl World {
         }
         checks.push(slot.budget.held(held));
         if let Some(stopping) = &slot.stopping {
-            if phase == "halting" {
+            if matches!(phase, "halting" | "handing over") {
                 checks.push(stopping.halting(accepted));
             }
-            if phase == "releasing" && matches!(slot.phase, "halting" | "owning") {
+            if phase == "releasing" && matches!(slot.phase, "halting" | "handing over" | "owning") {
                 // What it held before this event: whatever lets go of rows leads to a write first.
                 checks.push(stopping.released(self.now, slot.held, slot.troubled || stuck_now));
                 if self.now >= stopping.deadline() {
