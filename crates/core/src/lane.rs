@@ -162,6 +162,12 @@ impl Lane {
         self.destination.target()
     }
 
+    /// The same, if nothing that the ledger may have lost has anything to do with the lane's next batch: then the next
+    /// lane of the table may begin with it.
+    pub(crate) fn proven_target(&self) -> Option<&Target> {
+        self.target().filter(|_| self.proven)
+    }
+
     /// Why it does not get on.
     pub(crate) fn trouble(&self) -> Option<&Trouble> {
         self.trouble.as_ref()

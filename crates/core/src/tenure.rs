@@ -192,7 +192,7 @@ impl Tenure {
         }
         self.lanes.retain(|table, lane| {
             let rests = lane.is_at_rest(floor);
-            if rests && let Some(target) = lane.target() {
+            if rests && let Some(target) = lane.proven_target() {
                 env.remember(table.clone(), target.clone());
             }
             !rests
