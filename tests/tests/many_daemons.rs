@@ -121,12 +121,10 @@ fn a_shard_is_paused_and_resumed() {
         })
     };
     wait::until_true("every daemon to tell what waits", LONG, || waiting(&fleet)).unwrap();
-    // One that joins keeps to it, and says so when the others are gone.
+    // One that joins keeps to it while one of them lives.
     fleet.start(1).unwrap();
     wait::until_true("the newcomer to call it paused", LONG, || paused(&fleet)).unwrap();
-    for _ in 0..2 {
-        assert!(fleet.stop(0, LONG).unwrap().is_success());
-    }
+    assert!(fleet.stop(0, LONG).unwrap().is_success());
     assert_flows(&rig, &mut fleet, RATE);
     assert!(paused(&fleet));
     let table = rig.tables_of(shard).unwrap().remove(0);

@@ -92,8 +92,8 @@ Examples:
     /// What the ledger says is written, and a new start for a shard.
     #[command(subcommand)]
     Ledger(LedgerCommand),
-    /// Keep everybody from a shard: its owner hands it over to nobody. Daemons that join keep to it; it ends with
-    /// `resume`, or when all have stopped.
+    /// Keep everybody from a shard: its owner hands it over to nobody. It lasts until `resume`, or while one of the
+    /// daemons lives that were told.
     #[command(after_help = "\
 Examples:
   holdfast pause 3

@@ -18,8 +18,9 @@
 //! it up once the other's record says that it stands by: no shard waits for a member that does not know of
 //! its luck yet. Only a draining member gives up without: others have been told.
 //!
-//! **Pauses.** An operator's wish goes to every member that lives, and each says it in its record. One that
-//! joins takes over what it finds there, so that a pause outlives a rolling deploy; it ends when all have stopped.
+//! **Pauses.** An operator's wish goes to every member that lives, and each says it in its record; it lasts while one of
+//! them lives. One that joins does not take it over: what it finds may have been resumed a moment ago, and would stay
+//! paused for ever (the simulator found it).
 //!
 //! **Failures.** A shard whose consumer is gone is published as failed, and claimed by nobody while any live
 //! member says so: until that one is started anew or resumed. If it leaves instead, its heirs would find the same
@@ -254,11 +255,7 @@ impl Claims {
                 }
                 self.stale = true;
                 self.view.on_snapshot(&self.config, now, entries, &mut changes, &mut notices);
-                if !std::mem::replace(&mut self.hearing.snapshot, true) {
-                    // What an operator paused stays so when those that were told are replaced one by one.
-                    let paused = self.view.live().flat_map(|member| &member.paused).copied();
-                    self.paused.extend(paused.filter(|shard| shard.0 < self.config.shards));
-                }
+                self.hearing.snapshot = true;
             }
             members::Reply::Changed(entry) if &*entry.key == self.config.id.as_str() => {
                 self.on_own(now, &entry, &mut notices);

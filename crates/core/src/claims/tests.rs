@@ -535,18 +535,6 @@ fn a_paused_shard_is_given_up_and_taken_again_when_resumed() {
 }
 
 #[test]
-fn a_pause_outlives_those_that_were_told() {
-    let mut told = other("b", []);
-    told.paused = BTreeSet::from([ShardId(0), ShardId(9)]);
-    let mut bench = Bench::ready("a", 2, &[told]);
-    assert_eq!(bench.claims.record().paused, BTreeSet::from([ShardId(0)]));
-    bench.members(members::Reply::Removed { key: "b".into() });
-    assert!(!bench.claimed().contains(&0));
-    bench.tell(Event::Resume(ShardId(0)));
-    assert_eq!(bench.claimed(), vec![0]);
-}
-
-#[test]
 fn an_unowned_shard_is_claimed_in_turn_when_its_own_member_does_not() {
     let mut bench = Bench::ready("a", 2, &[other("b", [])]);
     let mine = bench.claimed();

@@ -1,4 +1,4 @@
-//! Invariant 8, sharing: a shard is given up only when a live member's record says that it stands by for it, or
+//! Invariant 8, sharing: a shard is given up by its owner only when a live member's record says that it stands by for it, or
 //! somebody wants it paused.
 
 use holdfast_core::member::MemberId;
@@ -9,7 +9,7 @@ use crate::view::View;
 
 pub(crate) const NAME: &str = "8 given up to nobody";
 
-/// A process that does not stop gives a shard up.
+/// A process that owns a shard and does not stop gives it up.
 pub(crate) fn gives_up(member: &MemberId, shard: ShardId, view: &View) -> Checked {
     let stands_by = |other: &holdfast_core::member::Member| {
         other.id != *member && other.shards.get(&shard).is_some_and(|hold| !hold.leaving)

@@ -156,7 +156,10 @@ impl World {
                 }
             }
             Order::GiveUp => {
-                checks.push(heir::gives_up(&member, shard, view));
+                // Who only stands by leaves no rows behind: it may leave what is broken for all.
+                if owner.slots.get(&shard).is_some_and(|slot| slot.epoch.is_some()) {
+                    checks.push(heir::gives_up(&member, shard, view));
+                }
                 let by_wish =
                     view.paused.contains(&shard) || view.live().any(|other| other.paused.contains(&shard));
                 marks.push(if by_wish { Mark::PausedGivenUp } else { Mark::GivenUp });
