@@ -25,6 +25,8 @@ pub(crate) enum Cut {
 pub(crate) enum Fault {
     /// A process is killed, and started again.
     Crash { process: u32, down: Duration },
+    /// A process's host is gone: the servers take its connections for living until they notice.
+    HostLost { process: u32, down: Duration, noticed: Duration },
     /// A process is frozen.
     Pause { process: u32, lasting: Duration },
     /// A process is asked to stop, and started again some time after it has.

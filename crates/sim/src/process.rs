@@ -146,8 +146,6 @@ pub(crate) struct OpenPull {
 }
 
 /// A shard of a process, for as long as one machine of it runs.
-// Each is a fact of its own that an invariant asks for; no state machine hides in them.
-#[expect(clippy::struct_excessive_bools)]
 #[derive(Debug)]
 pub(crate) struct Slot {
     /// Which start it is, of all machines of this process and of the process itself.
@@ -245,6 +243,8 @@ pub(crate) struct Sharing {
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) id: u32,
+    /// Its name among the members.
+    pub(crate) member: MemberId,
     pub(crate) up: bool,
     /// The last of its starts, its shards' included.
     lives: u32,
@@ -292,6 +292,7 @@ impl Process {
         let clock_rate = scenario.clock_rates.get(id as usize).copied().unwrap_or(1_000_000);
         Self {
             id,
+            member: member(scenario, id),
             up: false,
             lives: 0,
             start: 0,
@@ -336,7 +337,7 @@ impl Process {
         self.trim_wake = None;
         self.slots.clear();
         self.reused.clear();
-        let (id, clock) = (self.member(), self.clock(now));
+        let (id, clock) = (self.member.clone(), self.clock(now));
         self.sharing = scenario.sharing.as_ref().map(|sharing| Sharing {
             claims: Claims::new(claims_config(scenario, sharing, id, session), clock),
             runs: Runs::new(sharing.handover),
@@ -354,11 +355,6 @@ impl Process {
         self.lives += 1;
         let slot = Slot::new(config(scenario, shard, session), self.lives, now);
         self.slots.insert(shard, slot);
-    }
-
-    /// Its name among the members.
-    pub(crate) fn member(&self) -> MemberId {
-        member(self.id)
     }
 
     /// Its connection to everything but the consumers.
@@ -404,8 +400,9 @@ fn nanos(nanos: u128) -> Duration {
     u64::try_from(nanos).map_or(Duration::MAX, Duration::from_nanos)
 }
 
-/// A process's name among the members.
-pub(crate) fn member(process: u32) -> MemberId {
+/// A process's name among the members. A twin has the first one's.
+fn member(scenario: &Scenario, process: u32) -> MemberId {
+    let process = if scenario.twin() == Some(process) { 0 } else { process };
     MemberId::new(format!("p{process}")).expect("letters and digits are a name")
 }
 

@@ -96,6 +96,8 @@ pub(crate) struct Sharing {
     pub(crate) handover: Duration,
     /// How long after the others each process starts.
     pub(crate) late: Vec<Duration>,
+    /// Whether the last process has the name of the first, until faults stop.
+    pub(crate) twin: bool,
     /// Whether somebody tells processes of shards whose consumers stand still.
     pub(crate) watchdog: bool,
 }
@@ -153,6 +155,12 @@ impl Scenario {
     pub(crate) const LENGTH: Duration = Duration::from_mins(2);
     /// Clocks run at most this much fast or slow, in parts in a million.
     const SKEW: u32 = 50_000;
+
+    /// The process that has the first one's name.
+    pub(crate) fn twin(&self) -> Option<u32> {
+        let last = self.processes - 1;
+        self.sharing.as_ref().filter(|sharing| sharing.twin && last > 0).map(|_| last)
+    }
 
     /// Longer than any attempt at the store lives on the client's side: its wait for a turn, the answer's
     /// time, and a margin.
@@ -498,7 +506,8 @@ fn share_out(chance: &mut Chance, scenario: &mut Scenario, hostile: bool, swarm:
     });
     let late = late.collect();
     let watchdog = chance.permille(500);
-    scenario.sharing = Some(Sharing { heartbeat, lease, handover, late, watchdog });
+    let twin = hostile && chance.permille(60);
+    scenario.sharing = Some(Sharing { heartbeat, lease, handover, late, twin, watchdog });
     if !hostile {
         return;
     }
@@ -510,7 +519,7 @@ fn share_out(chance: &mut Chance, scenario: &mut Scenario, hostile: bool, swarm:
 }
 
 fn draw_sharing_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) -> Vec<(Duration, Fault)> {
-    const KINDS: u64 = 9;
+    const KINDS: u64 = 10;
     let allowed: Vec<u64> = (0..KINDS).filter(|_| !swarm || chance.permille(500)).collect();
     let count = if allowed.is_empty() { 0 } else { chance.between(0, 10) };
     let ends = scenario.quiet_from;
@@ -532,6 +541,7 @@ fn draw_sharing_faults(chance: &mut Chance, scenario: &Scenario, swarm: bool) ->
             5 => Fault::PauseShard { process, shard, lasting },
             6 => Fault::Stop { process, within, down },
             7 => Fault::Pause { process, lasting },
+            8 => Fault::HostLost { process, down, noticed: lasting },
             _ => Fault::Crash { process, down: lasting },
         };
         (at, fault)

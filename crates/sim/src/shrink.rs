@@ -124,6 +124,7 @@ impl Fault {
     const fn process(&self) -> Option<u32> {
         match self {
             Self::Crash { process, .. }
+            | Self::HostLost { process, .. }
             | Self::Pause { process, .. }
             | Self::Stop { process, .. }
             | Self::StopAndPause { process, .. }

@@ -144,11 +144,14 @@ impl Drawing {
             Happening::Told { process, shard, .. } | Happening::Reported { process, shard, .. } => {
                 line.lane = Some(lane(*process, *shard));
             }
-            Happening::Ordered { process, shard, .. } => line.lane = Some(lane(*process, *shard)),
-            Happening::Shared { process, .. } => line.lane = Some(format!("p{process}")),
+            Happening::Ordered { process, shard, .. } => {
+                line.lane = Some(lane(*process, *shard));
+                line.mark = Some("order");
+            }
+            Happening::Shared { .. } => {}
             Happening::Removed { seqs, .. } => line.seqs.clone_from(seqs),
         }
-        if let Some(lane) = line.lane.as_ref().filter(|lane| lane.contains(' ')) {
+        if let Some(lane) = &line.lane {
             self.lanes.insert(lane.clone());
         }
         self.lines.push(line);

@@ -72,7 +72,7 @@ impl Lives {
                 let mut last = from;
                 let mut longest = Duration::ZERO;
                 for at in times.filter(|at| *at > from).chain([now]) {
-                    longest = longest.max(at - last);
+                    longest = longest.max(at.saturating_sub(last));
                     last = at;
                 }
                 if longest < lease * 2 / 5 {

@@ -26,7 +26,7 @@ impl Vacancies {
         }
         let since = *self.0.entry(shard).or_insert(now);
         if now > since + MOMENT {
-            let lasting = (now - since).as_millis();
+            let lasting = now.saturating_sub(since).as_millis();
             return violated(NAME, format!("nobody has claimed s{shard} for {lasting} ms, and all see that"));
         }
         Ok(())

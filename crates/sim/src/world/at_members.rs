@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_core::member::{Hold, Member, MemberId, State};
+use holdfast_core::member::{Hold, Member, State};
 use holdfast_core::ports::Attempt;
 use holdfast_core::ports::members::{Command, Probe, Reply};
 use holdfast_core::record::Session;
@@ -11,7 +11,7 @@ use holdfast_core::row::ShardId;
 
 use crate::jetstream::Client;
 use crate::members::Answer;
-use crate::process::{Local, member};
+use crate::process::Local;
 use crate::scenario::Scenario;
 
 use super::wires::Way;
@@ -112,7 +112,7 @@ impl World {
         if owner.sharing.is_none() {
             return;
         }
-        let (client, member) = (owner.client(), owner.member());
+        let (client, member) = (owner.client(), owner.member.clone());
         self.members.connect(client, member.clone());
         self.lives.connected(self.now, member, true);
         self.watch_soon(client, Duration::ZERO);
@@ -135,7 +135,7 @@ impl World {
     /// A connection is gone, as far as the server is concerned.
     pub(super) fn part_members(&mut self, client: Client) {
         self.members.disconnect(client);
-        let member = member(client.process);
+        let member = self.processes[client.process as usize].member.clone();
         if self.members.listeners(&member).next().is_none() {
             self.lives.connected(self.now, member, false);
         }
@@ -176,14 +176,18 @@ impl World {
 
     /// Somebody deletes a member's record.
     pub(super) fn delete_member(&mut self, process: u32) {
-        let command = Command::Delete { attempt: Attempt(0), member: member(process), only: None };
+        let command = Command::Delete {
+            attempt: Attempt(0),
+            member: self.processes[process as usize].member.clone(),
+            only: None,
+        };
         let _ = self.members.handle(&command);
         self.serve_members();
     }
 
     /// Another process writes under a member's name, and claims to own this shard.
     pub(super) fn take_name(&mut self, process: u32, shard: ShardId) {
-        let id: MemberId = member(process);
+        let id = self.processes[process as usize].member.clone();
         let record = Member {
             version: Member::VERSION,
             id: id.clone(),

@@ -30,7 +30,7 @@ use crate::invariants::handover::Handover;
 use crate::jetstream::Client;
 use crate::jetstream::number_of;
 use crate::marks::Mark;
-use crate::process::{Local, Process, member};
+use crate::process::{Local, Process};
 use crate::scenario::Scenario;
 use crate::trace::Happening;
 
@@ -43,6 +43,12 @@ impl World {
         self.note(Happening::Fault(fault.to_string()));
         match fault {
             Fault::Crash { process, down } => self.crash(process, down),
+            Fault::HostLost { process, down, noticed } => {
+                if self.processes[process as usize].up {
+                    self.note(Happening::Process { process, what: "is killed" });
+                    self.goes(process, down, noticed);
+                }
+            }
             Fault::Pause { process, lasting } => self.freeze(process, lasting),
             Fault::Stop { process, within, down } => self.stop(process, within, down),
             Fault::StopAndPause { process, within, after, lasting } => {
@@ -417,6 +423,9 @@ impl World {
         if self.processes[process as usize].up {
             return;
         }
+        if self.quiet && self.scenario.twin() == Some(process) {
+            return;
+        }
         if self.now < self.closed_until {
             self.agenda.put(self.closed_until, Due::Start { process });
             return;
@@ -434,13 +443,19 @@ impl World {
     }
 
     pub(super) fn down(&mut self, process: u32, lasting: Duration) {
+        let noticed = self.chance.millis(0, 20);
+        self.goes(process, lasting, noticed);
+    }
+
+    /// A process is gone; the servers notice after a while.
+    fn goes(&mut self, process: u32, lasting: Duration, noticed: Duration) {
         let owner = &mut self.processes[process as usize];
         let clients = owner.clients();
         owner.up = false;
         owner.frozen_until = None;
         owner.waiting.clear();
         owner.stopping = None;
-        let noticed = self.now + self.chance.millis(0, 20);
+        let noticed = self.now + noticed;
         for client in clients {
             self.agenda.put(noticed, Due::Noticed(client));
         }
@@ -484,7 +499,7 @@ impl World {
         }
         owner.frozen_until = None;
         owner.running_since = self.now;
-        let dead = owner.member();
+        let dead = owner.member.clone();
         let sharing =
             self.processes.iter().filter(|other| other.up).filter_map(|other| other.sharing.as_ref());
         if sharing.into_iter().any(|sharing| sharing.view.takes_for_gone(&dead)) {
@@ -603,8 +618,8 @@ impl World {
         self.all_disturbed();
         self.stream.restart(forgotten);
         self.members.restart();
-        for process in 0..self.scenario.processes {
-            self.lives.connected(self.now, member(process), false);
+        for process in &self.processes {
+            self.lives.connected(self.now, process.member.clone(), false);
         }
         let until = self.now + down + Duration::from_secs(1);
         for process in 0..self.scenario.processes {

@@ -30,6 +30,9 @@ impl World {
         self.astray.clear();
         self.anew_astray.clear();
         self.note(Happening::Fault("over: everything".to_owned()));
+        if let Some(twin) = self.scenario.twin() {
+            self.crash(twin, Duration::ZERO);
+        }
         let share = crate::process::share(&self.scenario);
         for process in 0..self.scenario.processes {
             let owner = &mut self.processes[process as usize];
@@ -123,7 +126,9 @@ impl World {
                 checks.push(deleted::runs(self.now, shard, gone, undisturbed));
             }
         }
-        checks.into_iter().for_each(|checked| self.check(checked));
+        for checked in checks {
+            self.check(checked);
+        }
         self.agenda.put(self.now + Duration::from_millis(500), Due::Deleted(shard));
     }
 

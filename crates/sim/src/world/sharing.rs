@@ -121,8 +121,8 @@ impl World {
                 sharing.view.shares.insert(shard, *share);
                 sharing.view.claimed.insert(shard);
             }
-            Order::Share(share) => {
-                sharing.view.shares.insert(shard, *share);
+            Order::Share(part) => {
+                sharing.view.shares.insert(shard, *part);
             }
             Order::GiveUp | Order::Stop { .. } => {
                 sharing.view.claimed.remove(&shard);
@@ -137,7 +137,7 @@ impl World {
     fn check_order(&mut self, process: u32, shard: ShardId, order: &Order) {
         let owner = &self.processes[process as usize];
         let Some(sharing) = &owner.sharing else { return };
-        let (member, view) = (owner.member(), &sharing.view);
+        let (member, view) = (owner.member.clone(), &sharing.view);
         let mut checks = Vec::new();
         let mut marks = Vec::new();
         match order {
@@ -166,8 +166,12 @@ impl World {
             }
             Order::OwnerGone(_) | Order::Share(_) | Order::Stop { .. } => {}
         }
-        marks.into_iter().for_each(|mark| self.marks.hit(mark));
-        checks.into_iter().for_each(|checked| self.check(checked));
+        for mark in marks {
+            self.marks.hit(mark);
+        }
+        for checked in checks {
+            self.check(checked);
+        }
     }
 
     fn take_step(&mut self, process: u32, step: Option<Step>) {
@@ -203,9 +207,9 @@ impl World {
         let Some(slot) = owner.slots.get_mut(&shard) else { return };
         match &event {
             Event::OwnerGone(pin) => slot.orphan = Some(pin.clone()),
-            Event::Share(share)
-                if slot.machine.status().held_rows > share.rows
-                    || slot.machine.status().held_bytes > share.bytes =>
+            Event::Share(part)
+                if slot.machine.status().held_rows > part.rows
+                    || slot.machine.status().held_bytes > part.bytes =>
             {
                 self.marks.hit(Mark::ShareShrank);
             }
@@ -226,8 +230,7 @@ impl World {
     pub(super) fn looked_for_orphan(&mut self, process: u32, shard: ShardId, reply: &delivery::Reply) {
         let delivery::Reply::Inspected { outcome: Ok(seen), .. } = reply else { return };
         let Some(slot) = self.processes[process as usize].slots.get_mut(&shard) else { return };
-        let moved = |orphan: &&mut delivery::PinId| seen.pinned.as_ref() != Some(&**orphan);
-        if slot.orphan.as_mut().filter(moved).is_some() {
+        if slot.orphan.as_ref().is_some_and(|orphan| seen.pinned.as_ref() != Some(orphan)) {
             slot.orphan = None;
             if slot.phase == "standby" && seen.pinned.is_some() {
                 self.marks.hit(Mark::OrphanMoved);
@@ -322,7 +325,7 @@ impl World {
 
     pub(super) fn members_tell(&mut self, process: u32, reply: members::Reply) {
         let owner = &mut self.processes[process as usize];
-        let member = owner.member();
+        let member = owner.member.clone();
         let Some(sharing) = &mut owner.sharing else { return };
         sharing.view.shown(&member, &reply);
         match &reply {
@@ -337,7 +340,7 @@ impl World {
 
     fn sharing_told(&mut self, process: u32, notice: Notice) {
         let owner = &mut self.processes[process as usize];
-        let member = owner.member();
+        let member = owner.member.clone();
         let lease = self.scenario.sharing.as_ref().map_or(Duration::ZERO, |sharing| sharing.lease);
         let lease = owner.lasts(lease);
         let Some(sharing) = &mut owner.sharing else { return };
@@ -346,7 +349,7 @@ impl World {
             Notice::Left { member: other, why } => {
                 let checked = self.lives.taken_for_gone(self.now, &member, other, *why, lease);
                 self.check(checked);
-                let it = self.processes.iter().find(|process| process.member() == *other);
+                let it = self.processes.iter().find(|process| process.member == *other);
                 if it.is_some_and(|it| it.up && it.frozen_until.is_some())
                     && matches!(why, Gone::LeaseOver | Gone::NoResponders)
                 {
@@ -373,10 +376,9 @@ impl World {
         for shard in (0..self.scenario.shards).map(ShardId) {
             let claimers = self.claimers(shard);
             let believes = |process: &&&Process| {
-                let member = process.member();
                 let status = process.sharing.as_ref().map(|sharing| sharing.claims.status());
                 status.is_some_and(|status| {
-                    status.shards.iter().any(|of| of.shard == shard && of.home == Some(&member))
+                    status.shards.iter().any(|of| of.shard == shard && of.home == Some(&process.member))
                 })
             };
             let split = claimers.len() > 1 && claimers.iter().filter(believes).count() > 1;
@@ -386,7 +388,9 @@ impl World {
             }
             checks.push(self.vacancies.look(self.now, shard, vacant));
         }
-        checks.into_iter().for_each(|checked| self.check(checked));
+        for checked in checks {
+            self.check(checked);
+        }
         self.agenda.put(self.now + LOOKS, Due::Vacant);
     }
 
@@ -458,7 +462,7 @@ impl World {
                 sharing.view.live().map(|member| (member.id.clone(), member)).collect();
             let others = || up().filter(|other| other.id != process.id);
             let sees = |other: &Process| {
-                live.get(&other.member()).is_some_and(|member| {
+                live.get(&other.member).is_some_and(|member| {
                     let hold = member.shards.get(&shard);
                     let session = other.sharing.as_ref().map(|sharing| sharing.session);
                     Some(member.session) == session
@@ -468,7 +472,7 @@ impl World {
                         && !member.paused.contains(&shard)
                 })
             };
-            let strangers = live.keys().filter(|id| **id != process.member()).count();
+            let strangers = live.keys().filter(|id| **id != process.member).count();
             strangers == others().count() && others().all(sees)
         })
     }
