@@ -14,6 +14,7 @@ use crate::log::LogFormat;
 #[command(name = "holdfast", version, propagate_version = true, arg_required_else_help = true)]
 #[command(after_help = "\
 Examples:
+  holdfast demo                                see it work, with no server
   holdfast topology apply                      create stream, consumers and buckets
   holdfast check                               look whether everything fits
   holdfast run --config holdfast.toml          run the daemon
@@ -57,6 +58,18 @@ Examples:
   holdfast run --config /etc/holdfast.toml --log-format json
   HOLDFAST_CLICKHOUSE__PASSWORD_FILE=/run/secrets/ch holdfast run --set topology.start=first")]
     Run,
+    /// See it work with no server: rows published while nodes join, stop, crash and freeze; then a verdict. Exit 1 unless
+    /// every row is there once, in order.
+    #[command(after_help = "\
+Examples:
+  holdfast demo
+  holdfast demo --nodes 5 --shards 16 --tables 64 --rate 50000 --seconds 30
+  holdfast demo --json | jq '{published, stored, missing, repeated, out_of_order, ok}'
+
+The daemon's own machines and drivers run on a broker and a store inside this process; each node has a thread of its \
+own. Nothing is read or written but standard output, and no port is opened. On a terminal it is drawn as it runs. \
+Ctrl-C ends it early, with a verdict on what was published by then; a second one at once.")]
+    Demo(Demo),
     /// The stream, consumers and buckets that Holdfast needs.
     #[command(subcommand)]
     Topology(TopologyCommand),
@@ -149,6 +162,29 @@ pub enum TopologyCommand {
         #[command(flatten)]
         json: Json,
     },
+}
+
+/// What to show.
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Nodes to begin with; one more joins.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=16))]
+    pub nodes: u32,
+    /// Tables.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub tables: u32,
+    /// Shards of the stream.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub shards: u32,
+    /// Rows published in a second, over all tables.
+    #[arg(long, value_name = "ROWS", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
+    pub rate: u64,
+    /// How long rows are published; starting and ending take some seconds more.
+    #[arg(long, value_name = "S", default_value_t = 15, value_parser = clap::value_parser!(u64).range(5..=600))]
+    pub seconds: u64,
+    /// Print the verdict as JSON, and draw nothing.
+    #[command(flatten)]
+    pub json: Json,
 }
 
 /// What to simulate.

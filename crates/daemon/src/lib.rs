@@ -7,6 +7,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod dead_letters;
+pub mod demo;
 pub mod document;
 pub mod driver;
 pub mod exit;

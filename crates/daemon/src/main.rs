@@ -6,7 +6,7 @@ use clap::{CommandFactory, Parser};
 use holdfast::cli::{Cli, Command};
 use holdfast::config::Config;
 use holdfast::exit::Exit;
-use holdfast::{check, dead_letters, ledger, log, pause, publish, run, sim, status, topology, verify};
+use holdfast::{check, dead_letters, demo, ledger, log, pause, publish, run, sim, status, topology, verify};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -30,6 +30,9 @@ fn carry_out(cli: &Cli) -> Result<(), Exit> {
     if let Command::Sim(options) = &cli.command {
         return sim::sim(options);
     }
+    if let Command::Demo(options) = &cli.command {
+        return demo::demo(options);
+    }
     let config = Config::load(cli.source.config.as_deref(), &cli.source.set)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
@@ -44,7 +47,7 @@ fn carry_out(cli: &Cli) -> Result<(), Exit> {
             Command::Ledger(command) => ledger::ledger(&config, command).await,
             Command::Pause { what } => pause::pause(&config, what).await,
             Command::Resume { what } => pause::resume(&config, what).await,
-            Command::Sim(_) | Command::Completions { .. } => Ok(()),
+            Command::Demo(_) | Command::Sim(_) | Command::Completions { .. } => Ok(()),
         }
     });
     // A blocked read of standard input must not hold up the exit.
