@@ -20,6 +20,7 @@ use holdfast_sim::clickhouse::{Fate, TableSpec};
 use holdfast_sim::embedded::{Seen, Server, Settings};
 use holdfast_sim::jetstream::{AckPolicy, Message, payload};
 use serde::Serialize;
+use tokio::time::MissedTickBehavior;
 
 use self::judge::{Verdict, judge};
 use self::node::{Frozen, Node, Plan};
@@ -49,8 +50,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest that a node stays frozen.
 const FROZEN: Duration = Duration::from_secs(6);
 
-/// The server gives a pin up when its holder has not pulled for so long: the daemon's default. Nothing waits for it.
-const PINNED_TTL: Duration = Duration::from_secs(10);
+/// The server gives a pin up when its holder has not pulled for so long. Takeovers do not wait for it: they are told
+/// whose pin it is.
+const PINNED_TTL: Duration = Duration::from_secs(3);
+
+/// The most that a development build can be expected to move: it checks every machine at every step.
+const SLOW: u64 = 5_000;
 
 /// What is printed for programs.
 #[derive(Debug, Serialize)]
@@ -113,6 +118,11 @@ pub fn demo(options: &Demo) -> Result<(), Exit> {
     if options.rate.saturating_mul(options.seconds) > MOST_ROWS {
         let most = MOST_ROWS / options.rate;
         return Err(Exit::usage(format!("--rate {}: at most {most} seconds", options.rate)));
+    }
+    if cfg!(debug_assertions) && options.rate > SLOW {
+        eprintln!(
+            "holdfast: this is a development build, and slow; build it with --release, or lower --rate"
+        );
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let document = runtime.block_on(run(options))?;
@@ -192,7 +202,7 @@ async fn showing(
     rates: &mut Rates,
 ) -> Result<std::convert::Infallible, Exit> {
     let mut every = tokio::time::interval(DRAW);
-    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    every.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut tallied = Duration::ZERO;
     loop {
         every.tick().await;
@@ -320,8 +330,8 @@ impl Production {
         for number in 1..=self.starts {
             self.start(&format!("node-{number}"))?;
         }
-        // Else the stream would have rows before there is a record to say where to begin.
-        until(PATIENCE, || self.scene.is_ready())
+        // Without its record a shard whose stream has rows would not know where to begin.
+        until(PATIENCE, || self.scene.is_settled())
             .await
             .map_err(|()| Exit::error("the nodes did not come to share the shards"))?;
         self.scene.begin();
@@ -370,10 +380,11 @@ impl Production {
         Ok(())
     }
 
-    /// Freezes the busiest node in the moment at which it has an insert on its way, which lands after the thaw.
+    /// Freezes the busiest node in the moment at which it has an insert on its way, which lands when the others have
+    /// its shards, shortly before the thaw.
     async fn freeze(&self, time: Duration) -> Option<(Frozen, Place, String)> {
         let place = self.scene.busiest()?;
-        let life = time + Duration::from_millis(200);
+        let life = time * 9 / 10;
         let with = |what: &dyn Fn(&Node) -> usize| {
             self.nodes.borrow().iter().find(|node| node.place == place).map_or(0, what)
         };
@@ -390,6 +401,7 @@ impl Production {
     /// Publishes for ever.
     async fn publish(&self) {
         let mut every = tokio::time::interval(BEAT);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut next, mut published) = (0, 0);
         loop {
             every.tick().await;
@@ -398,6 +410,8 @@ impl Production {
             }
             let millis = u64::try_from(self.scene.stage().elapsed().as_millis()).unwrap_or(u64::MAX);
             let due = (self.rate.saturating_mul(millis) / 1_000).saturating_sub(published);
+            // A machine that cannot keep up is not buried under what it is behind with.
+            let due = due.min(self.rate / 10);
             let mut messages = Vec::new();
             let mut counts = self.counts.borrow_mut();
             for _ in 0..due {

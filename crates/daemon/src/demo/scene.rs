@@ -257,9 +257,20 @@ impl Scene {
         }
     }
 
-    /// Whether every shard has its record: rows can be published.
-    pub(super) fn is_ready(&self) -> bool {
-        self.stage().shards.iter().all(|shard| shard.is_ready)
+    /// Whether every shard has its record, and one node that stands by for it, and the nodes share them evenly.
+    pub(super) fn is_settled(&self) -> bool {
+        let stage = self.stage();
+        let held = |member: &Member| member.holds.iter().filter(|holds| **holds != Holds::Nothing).count();
+        let (least, most) = stage
+            .members
+            .iter()
+            .map(held)
+            .fold((usize::MAX, 0), |(least, most), held| (least.min(held), most.max(held)));
+        let all: usize = stage.members.iter().map(held).sum();
+        all == stage.shards.len()
+            && most <= least + 1
+            && (0..all).all(|at| stage.members.iter().any(|member| member.holds[at] != Holds::Nothing))
+            && stage.shards.iter().all(|shard| shard.is_ready)
     }
 
     /// The running node that takes rows of the most shards; of several the first.
