@@ -21,6 +21,13 @@ pub struct Builder {
 }
 
 impl Builder {
+    /// Another build of it.
+    #[must_use]
+    pub fn binary(mut self, binary: impl Into<PathBuf>) -> Self {
+        self.binary = binary.into();
+        self
+    }
+
     /// `--config FILE`.
     #[must_use]
     pub fn config(self, file: &Path) -> Self {

@@ -450,7 +450,7 @@ impl<'a> Fleet<'a> {
         let consumer = format!("holdfast-{shard}");
         let mut quiet = 0;
         wait::until_true(&format!("everything of {} to be blocked", member.name()), within, || {
-            let info = self.rig.jetstream().consumer("INGEST", &consumer);
+            let info = self.rig.jetstream().consumer(&self.rig.stream(shard), &consumer);
             let is_quiet = info.is_ok_and(|info| info["num_waiting"].as_u64().unwrap_or_default() == 0);
             quiet = if is_quiet && member.status().is_ok_and(|status| full(&status)) { quiet + 1 } else { 0 };
             quiet >= LOOKS

@@ -110,6 +110,20 @@ impl JetStream {
             .map_err(|_| refused(text))
     }
 
+    /// The stream that takes messages under this subject. Nothing is stored: it is asked with a message that says that
+    /// it is for a stream that cannot be, and refuses it.
+    ///
+    /// # Errors
+    /// When none takes it.
+    pub fn taker(&self, subject: &str) -> Result<String> {
+        let mut publisher = self.publisher()?;
+        publisher.send_with(subject, &["Nats-Expected-Stream: no stream"], b"")?;
+        let answer = publisher.0.answer()?;
+        let text = String::from_utf8_lossy(answer.payload()).into_owned();
+        let value: Value = serde_json::from_str(&text).map_err(|_| refused(&text))?;
+        value["stream"].as_str().map(str::to_owned).ok_or_else(|| refused(&text))
+    }
+
     /// What the server says of a consumer.
     ///
     /// # Errors
@@ -247,6 +261,11 @@ impl Publisher {
     /// # Errors
     /// When it is not stored, or it is not known whether it is.
     pub fn publish_with(&mut self, subject: &str, headers: &[&str], payload: &[u8]) -> Result<u64> {
+        self.send_with(subject, headers, payload)?;
+        stored(&self.0.answer()?)
+    }
+
+    fn send_with(&mut self, subject: &str, headers: &[&str], payload: &[u8]) -> Result<()> {
         let headers = format!("NATS/1.0\r\n{}\r\n\r\n", headers.join("\r\n"));
         let total = headers.len() + payload.len();
         let connection = &mut self.0;
@@ -255,8 +274,7 @@ impl Publisher {
             format!("HPUB {subject} {inbox}.0 {} {total}\r\n{headers}", headers.len()).into_bytes();
         bytes.extend_from_slice(payload);
         bytes.extend_from_slice(b"\r\n");
-        connection.send(&bytes)?;
-        stored(&connection.answer()?)
+        connection.send(&bytes)
     }
 
     /// Publishes messages in this order, and gives the sequence of each.
@@ -268,29 +286,35 @@ impl Publisher {
         messages: impl IntoIterator<Item = (S, P)>,
     ) -> Result<Vec<u64>> {
         let connection = &mut self.0;
-        let mut seqs = Vec::new();
-        let mut sent = 0;
+        let mut seqs: Vec<Option<u64>> = Vec::new();
+        let mut answered = 0;
         let mut messages = messages.into_iter();
         let mut buffer = Vec::new();
         loop {
             buffer.clear();
-            while sent - seqs.len() < WINDOW
+            while seqs.len() - answered < WINDOW
                 && buffer.len() < 1 << 20
                 && let Some((subject, payload)) = messages.next()
             {
                 let payload = payload.as_ref();
-                let inbox = &connection.inbox;
+                let (inbox, sent) = (&connection.inbox, seqs.len());
                 let line = format!("PUB {} {inbox}.{sent} {}\r\n", subject.as_ref(), payload.len());
                 buffer.extend_from_slice(line.as_bytes());
                 buffer.extend_from_slice(payload);
                 buffer.extend_from_slice(b"\r\n");
-                sent += 1;
+                seqs.push(None);
             }
             connection.send(&buffer)?;
-            if sent == seqs.len() {
-                return Ok(seqs);
+            if answered == seqs.len() {
+                return Ok(seqs.into_iter().flatten().collect());
             }
-            seqs.push(stored(&connection.answer()?)?);
+            // Several streams answer in any order among them.
+            let answer = connection.answer()?;
+            let number: Option<usize> =
+                answer.subject().rsplit('.').next().and_then(|number| number.parse().ok());
+            let place = number.and_then(|number| seqs.get_mut(number)).filter(|place| place.is_none());
+            *place.ok_or_else(|| refused(answer.subject()))? = Some(stored(&answer)?);
+            answered += 1;
         }
     }
 }
@@ -404,6 +428,8 @@ mod tests {
             (3_001, "s.7", &b"7"[..])
         );
         assert_eq!(read[3_000].payload, big);
+        assert_eq!(js.messages("S").unwrap(), 3_001);
+        assert_eq!(js.taker("s.x").unwrap(), "S");
         assert_eq!(js.messages("S").unwrap(), 3_001);
         let error = js.publish("nowhere", b"").unwrap_err();
         assert!(error.to_string().contains("no responders"), "{error}");

@@ -24,7 +24,7 @@ const MOST: u64 = 1_000;
 pub struct Published {
     /// Its table's place among the rig's tables.
     pub table: usize,
-    /// Its sequence in the stream.
+    /// Its sequence in its table's stream.
     pub seq: u64,
     /// When it was about to be published.
     pub at: Moment,
@@ -37,8 +37,38 @@ pub struct Load {
     count: Arc<AtomicU64>,
     thread: Option<JoinHandle<Result<Vec<Published>>>>,
     receipt: std::path::PathBuf,
-    header: String,
+    sources: Sources,
     tables: Vec<String>,
+}
+
+/// The stream of each table, and when it was created.
+#[derive(Debug)]
+struct Sources(Vec<(String, i128)>);
+
+impl Sources {
+    /// Asks the first server that answers.
+    fn of(subjects: &[String], servers: &[JetStream]) -> Result<Self> {
+        let ask = |server: &JetStream| -> Result<Self> {
+            let mut created = BTreeMap::new();
+            let source = |subject: &String| {
+                let stream = server.taker(subject)?;
+                let at = match created.get(&stream) {
+                    Some(at) => *at,
+                    None => *created.entry(stream.clone()).or_insert(server.created(&stream)?),
+                };
+                Ok((stream, at))
+            };
+            subjects.iter().map(source).collect::<Result<_>>().map(Self)
+        };
+        let mut last = Err(Error::Answer { what: "the stream", answer: "there is no server".to_owned() });
+        for server in servers {
+            last = ask(server);
+            if last.is_ok() {
+                break;
+            }
+        }
+        last
+    }
 }
 
 impl Load {
@@ -52,10 +82,10 @@ impl Load {
         let count = Arc::new(AtomicU64::new(0));
         let tables = rig.tables();
         let subjects: Vec<_> = tables.iter().map(|table| format!("ingest.{table}")).collect();
-        let header = format!("# holdfast receipt 1 {} INGEST\n", jetstream.created("INGEST")?);
+        let sources = Sources::of(&subjects, std::slice::from_ref(&jetstream))?;
         let (told, counter) = (Arc::clone(&stop), Arc::clone(&count));
         let thread = thread::spawn(move || publish(jetstream, &subjects, rate, bytes, &told, &counter));
-        Ok(Self { stop, count, thread: Some(thread), receipt: rig.receipt(), header, tables })
+        Ok(Self { stop, count, thread: Some(thread), receipt: rig.receipt(), sources, tables })
     }
 
     /// The same through any of these servers that answers, one row at a time and each until it is stored: slower,
@@ -68,14 +98,11 @@ impl Load {
         let count = Arc::new(AtomicU64::new(0));
         let tables = rig.tables();
         let subjects: Vec<_> = tables.iter().map(|table| format!("ingest.{table}")).collect();
-        let created = servers.iter().find_map(|server| server.created("INGEST").ok());
-        let created = created
-            .ok_or_else(|| Error::Answer { what: "the stream", answer: "no server answers".to_owned() })?;
-        let header = format!("# holdfast receipt 1 {created} INGEST\n");
+        let sources = Sources::of(&subjects, &servers)?;
         let (told, counter) = (Arc::clone(&stop), Arc::clone(&count));
         let thread =
             thread::spawn(move || Ok(publish_patiently(&servers, &subjects, rate, bytes, &told, &counter)));
-        Ok(Self { stop, count, thread: Some(thread), receipt: rig.receipt(), header, tables })
+        Ok(Self { stop, count, thread: Some(thread), receipt: rig.receipt(), sources, tables })
     }
 
     /// Rows stored in the stream so far.
@@ -105,9 +132,16 @@ impl Load {
     pub fn finish(mut self) -> Result<Vec<Published>> {
         self.stop.store(true, Ordering::Relaxed);
         let rows = self.join()?;
-        let mut text = self.header;
+        let mut text = String::new();
+        let mut by_stream: BTreeMap<&(String, i128), Vec<&Published>> = BTreeMap::new();
         for row in &rows {
-            let _ = writeln!(text, "{}\t{}", row.seq, self.tables[row.table]);
+            by_stream.entry(&self.sources.0[row.table]).or_default().push(row);
+        }
+        for ((stream, created), rows) in by_stream {
+            let _ = writeln!(text, "# holdfast receipt 1 {created} {stream}");
+            for row in rows {
+                let _ = writeln!(text, "{}\t{}", row.seq, self.tables[row.table]);
+            }
         }
         let append =
             || File::options().create(true).append(true).open(&self.receipt)?.write_all(text.as_bytes());

@@ -379,17 +379,25 @@ impl NatsCluster {
     /// # Errors
     /// When a node cannot be found, started, or does not answer in time.
     pub fn start(nodes: usize) -> Result<Self> {
+        Self::start_with(nodes, "")
+    }
+
+    /// The same with more configuration on each node.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(nodes: usize, extra: &str) -> Result<Self> {
         let mut left = TRIES;
         loop {
             left -= 1;
-            match Self::try_start(nodes) {
+            match Self::try_start(nodes, extra) {
                 Err(Error::Ended { tail, .. }) if left > 0 && tail.contains("in use") => {}
                 outcome => return outcome,
             }
         }
     }
 
-    fn try_start(nodes: usize) -> Result<Self> {
+    fn try_start(nodes: usize, more: &str) -> Result<Self> {
         let mut routes = Vec::with_capacity(nodes);
         while routes.len() < nodes {
             let port = port::free()?;
@@ -403,7 +411,7 @@ impl NatsCluster {
         let mut cluster = Self { nodes: Vec::with_capacity(nodes) };
         for (number, port) in routes.iter().enumerate() {
             let extra = format!(
-                "cluster {{ name: \"{name}\", host: \"127.0.0.1\", port: {port}, routes: [{list}] }}"
+                "cluster {{ name: \"{name}\", host: \"127.0.0.1\", port: {port}, routes: [{list}] }}\n{more}"
             );
             let mut node =
                 NatsServer::builder().name(format!("{name}-{number}")).extra_config(extra).prepare()?;

@@ -52,6 +52,36 @@ impl Options {
     }
 }
 
+impl Options {
+    /// Streams that the shards are spread over.
+    fn streams(&self) -> u32 {
+        let set = self.settings.iter().rev().find(|(key, _)| key == "topology.streams");
+        set.and_then(|(_, value)| value.parse().ok()).unwrap_or(1)
+    }
+
+    fn mapping(&self, binary: &Path) -> Result<String> {
+        if self.streams() == 1 {
+            return Ok(String::new());
+        }
+        let mut command = Command::new(binary);
+        command.args(["topology", "print", "--mapping"]);
+        let shards = ("topology.shards".to_owned(), self.shards.to_string());
+        for (key, value) in std::iter::once(&shards).chain(&self.settings) {
+            command.args(["--set".to_owned(), format!("{key}={value}")]);
+        }
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.context(|| "cannot run holdfast topology print --mapping".to_owned())?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        Err(Error::Command {
+            command: "holdfast topology print --mapping".to_owned(),
+            status: output.status.to_string(),
+            said: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+}
+
 /// Both servers, and how to run `holdfast` against them. Dropping it ends everything.
 #[derive(Debug)]
 pub struct Rig {
@@ -89,9 +119,27 @@ impl Rig {
     pub fn bare(options: Options) -> Result<Self> {
         let binary = holdfast_binary(true)?;
         let folder = tempfile::tempdir().context(|| "cannot make a folder".to_owned())?;
-        let nats = NatsServer::start()?;
+        let nats = NatsServer::builder().extra_config(options.mapping(&binary)?).start()?;
         let clickhouse = ClickHouse::start()?;
         Ok(Self { nats, clickhouse, binary, options, nats_url: None, clickhouse_url: None, folder })
+    }
+
+    /// What nats-server's configuration needs for several streams; nothing for one.
+    ///
+    /// # Errors
+    /// When it cannot be asked for.
+    pub fn mapping(&self) -> Result<String> {
+        self.options.mapping(&self.binary)
+    }
+
+    /// The stream that holds a shard's rows.
+    #[must_use]
+    pub fn stream(&self, shard: u32) -> String {
+        let name = self.setting("topology.stream").unwrap_or("INGEST");
+        match self.options.streams() {
+            1 => name.to_owned(),
+            streams => format!("{name}-{}", shard % streams),
+        }
     }
 
     /// Sets a configuration key for whatever is started from now on.
@@ -275,7 +323,10 @@ impl Rig {
         if let Some(rate) = rate {
             option("--rate", rate.to_string());
         }
-        arguments.push("--sole-publisher".into());
+        // With replicas that is refused: a server of a cluster can stumble over it.
+        if self.setting("topology.replicas").is_none_or(|replicas| replicas == "1") {
+            arguments.push("--sole-publisher".into());
+        }
         arguments.extend(["--receipt".into(), self.receipt().into()]);
         arguments.extend(self.arguments());
         let process = Guarded::start(&Launch {

@@ -34,6 +34,9 @@ pub(crate) struct Topology {
     /// When the stream forgets rows by itself; workqueue needs explicit acks
     #[arg(long, default_value = "limits", value_parser = ["limits", "workqueue"])]
     pub(crate) retention: String,
+    /// Streams that the shards are spread over
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3))]
+    pub(crate) streams: u32,
 }
 
 impl Topology {
@@ -71,6 +74,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         bail!("no drill is called {}; `cargo xtask drill list` prints them", options.name);
     }
     options.topology.check()?;
+    if options.topology.streams > 1
+        && let Some(one) = chosen.iter().find(|drill| drills::ONE_STREAM.contains(&drill.name))
+    {
+        bail!("{} is about one stream: it takes no --streams", one.name);
+    }
     let mut outcomes = Vec::new();
     for drill in chosen {
         let rounds = options.rounds.unwrap_or(drill.rounds);
@@ -79,6 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             short: options.short,
             ack_policy: options.topology.ack_policy.clone(),
             retention: options.topology.retention.clone(),
+            streams: options.topology.streams,
         };
         let spinner = spinner(drill, rounds)?;
         let outcome = (drill.run)(&settings, &mut |text: &str| {

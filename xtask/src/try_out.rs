@@ -63,7 +63,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let rig = Rig::start(
         rig::Options { shards: options.shards, tables: options.tables, ..rig::Options::default() }
             .set("topology.ack_policy", &options.topology.ack_policy)
-            .set("topology.retention", &options.topology.retention),
+            .set("topology.retention", &options.topology.retention)
+            .set("topology.streams", options.topology.streams),
     )?;
     let mut daemon = rig.ready_daemon("holdfast")?;
     say(&format!(

@@ -1,6 +1,6 @@
 //! Trimming the stream behind what the ledger says is done (rule 3).
 //!
-//! One machine a process. It reads what the ledger has stored, so it trims no more than that, whoever owns
+//! One machine a process and stream. It reads what the ledger has stored, so it trims no more than that, whoever owns
 //! the shards; several processes that do so only repeat each other.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -23,8 +23,8 @@ const MAX_SAMPLES: usize = 1_024;
 /// What a trimmer needs to know.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The number of shards; records are read of 0 up to it.
-    pub shards: u32,
+    /// The stream's shards, whose records are read.
+    pub shards: Vec<ShardId>,
     /// How often the records are read.
     pub interval: Duration,
     /// How long written rows stay.
@@ -226,7 +226,7 @@ impl Trim {
         if let Step::Rest(until) = self.step
             && until <= now
         {
-            let asks = (0..self.config.shards).map(|shard| (ShardId(shard), Ask::at(now))).collect();
+            let asks = self.config.shards.iter().map(|shard| (*shard, Ask::at(now))).collect();
             self.step = Step::Read { asks, floors: BTreeMap::new() };
         }
         match &mut self.step {
@@ -300,7 +300,8 @@ mod tests {
 
     impl Bench {
         fn new(history: Duration) -> Self {
-            let config = Config { shards: 2, interval: Duration::from_secs(1), history };
+            let config =
+                Config { shards: vec![ShardId(0), ShardId(1)], interval: Duration::from_secs(1), history };
             Self { trim: Trim::new(config, Instant::START), now: Instant::START }
         }
 

@@ -24,7 +24,7 @@ use holdfast_nats::retention::Retention;
 use holdfast_nats::topology::Topology;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::clock::Clock;
@@ -101,6 +101,7 @@ pub(crate) struct Assembly {
     /// What is asked of NATS but for rows: a flood of those must not hold up the answers that writing waits for.
     pub(crate) control: Connection,
     pub(crate) topology: Topology,
+    /// What is the same for every shard.
     shard: shard::Config,
     nats: Options,
     history: Duration,
@@ -137,7 +138,7 @@ impl Assembly {
             let store = Arc::clone(&store);
             Arc::new(move |table, payload| store.screen(table, payload))
         };
-        let ledger = Arc::new(Ledger::new(control.clone(), topology.bucket.clone(), topology.stream.clone()));
+        let ledger = Arc::new(Ledger::new(control.clone(), topology.bucket.clone(), topology.streams()));
         let ledger: Arc<dyn ledger::Port> = Arc::new(Counted { ledger, process: Arc::clone(process) });
         let letters = config
             .parking()
@@ -146,7 +147,7 @@ impl Assembly {
         info!(
             node = config.node_id(),
             nats = control.servers(),
-            stream = topology.stream,
+            stream = %topology.streams(),
             shards = topology.shards,
             session = ?process.session(),
             acks = ?config.acks(),
@@ -155,7 +156,7 @@ impl Assembly {
         );
         let shard = shard::Config {
             shard: ShardId(0),
-            stream: topology.stream.as_str().into(),
+            stream: "".into(),
             session: process.session(),
             pinned_ttl: topology.pinned_ttl,
             batch: config.batch(),
@@ -184,22 +185,27 @@ impl Assembly {
         })
     }
 
-    /// Starts to trim the stream while `leads` says so: one daemon is enough. None with acknowledgements: there the
-    /// stream's own retention decides what stays.
+    /// Starts to trim each stream while `leads` says so: one daemon is enough. Nothing with acknowledgements: there the
+    /// streams' own retention decides what stays. It ends when what is returned is dropped.
     pub(crate) fn trim(
         &self,
-        leads: watch::Receiver<bool>,
-        reports: UnboundedSender<(ShardId, Report)>,
-    ) -> Option<JoinHandle<()>> {
+        leads: &watch::Receiver<bool>,
+        reports: &UnboundedSender<(ShardId, Report)>,
+    ) -> JoinSet<()> {
+        let mut trimmers = JoinSet::new();
         if self.shard.acks != Acks::None {
-            return None;
+            return trimmers;
         }
-        let shards = self.topology.shards;
-        let trim = trim::Config { shards, interval: TRIM_INTERVAL, history: self.history };
-        let retention = Arc::new(Retention::new(self.control.clone(), self.topology.stream.clone()));
-        let watcher = Watcher::of_trimmer(Arc::clone(&self.process), reports);
-        let (clock, ledger) = (self.clock, Arc::clone(&self.ledger));
-        Some(tokio::spawn(async move { drive_trim(trim, clock, ledger, retention, leads, &watcher).await }))
+        for (number, stream) in (0..).zip(self.topology.streams().names()) {
+            // A stream's rows are trimmed by the records of its own shards.
+            let shards = self.topology.shards_in(number).collect();
+            let trim = trim::Config { shards, interval: TRIM_INTERVAL, history: self.history };
+            let retention = Arc::new(Retention::new(self.control.clone(), stream));
+            let watcher = Watcher::of_trimmer(Arc::clone(&self.process), reports.clone());
+            let (clock, ledger, leads) = (self.clock, Arc::clone(&self.ledger), leads.clone());
+            trimmers.spawn(async move { drive_trim(trim, clock, ledger, retention, leads, &watcher).await });
+        }
+        trimmers
     }
 }
 
@@ -212,7 +218,12 @@ impl Starter for Assembly {
         reports: UnboundedSender<(ShardId, Report)>,
     ) -> BoxFuture<'static, ()> {
         // A session for each claim: what a shard writes is told apart from what its forerunner in this process wrote.
-        let config = shard::Config { shard, session: Session(rand::random()), ..self.shard.clone() };
+        let config = shard::Config {
+            shard,
+            stream: self.topology.streams().of(shard).into(),
+            session: Session(rand::random()),
+            ..self.shard.clone()
+        };
         let mut source = self.topology.source(shard, 3 * config.pull_interval());
         let (nats, clock, screen) = (self.nats.clone(), self.clock, Arc::clone(&self.screen));
         source.min_ack_pending = source.min_ack_pending.max(2 * self.held_rows);

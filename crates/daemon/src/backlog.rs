@@ -36,7 +36,7 @@ pub(crate) async fn watch(
                 continue;
             }
             let asked = Instant::now();
-            let waits = match backlog(&control, &topology.stream, &topology.consumer(shard)).await {
+            let waits = match backlog(&control, &topology.streams().of(shard), &topology.consumer(shard)).await {
                 Ok(waits) => waits,
                 Err(why) => {
                     debug!(shard = shard.0, "cannot see what waits now ({why})");

@@ -6,7 +6,7 @@ use holdfast_clickhouse::{Horizon, Need, Store};
 use holdfast_core::ports::store::{DescribeError, Level};
 use holdfast_core::row::TableName;
 use holdfast_nats::Connection;
-use holdfast_nats::topology::Severity;
+use holdfast_nats::topology::{Severity, TopologyError};
 use serde::Serialize;
 
 use crate::cli::Json;
@@ -185,7 +185,16 @@ async fn check_nats(config: &Config, report: &mut Report) -> Result<(), Exit> {
             return Ok(());
         }
     };
-    match config.topology()?.check(&connection).await {
+    let topology = config.topology()?;
+    let found = async {
+        let mut findings = topology.check(&connection).await?;
+        // Where something is missing that rows go through they do not arrive, and that is said already.
+        if findings.iter().all(|finding| finding.severity != Severity::Required) {
+            findings.extend(topology.check_publishing(&connection).await?);
+        }
+        Ok::<_, TopologyError>(findings)
+    };
+    match found.await {
         Ok(findings) => report.findings.extend(findings.into_iter().map(|finding| Finding {
             severity: finding.severity,
             object: finding.object,
@@ -193,7 +202,11 @@ async fn check_nats(config: &Config, report: &mut Report) -> Result<(), Exit> {
             problem: finding.problem,
             fix: finding.fix,
         })),
-        Err(error) => report.findings.push(required("NATS", error, "let the daemon's user see the topology")),
+        Err(error) => report.findings.push(required(
+            "NATS",
+            error,
+            "give this user the operator's permissions: `holdfast topology print --permissions`",
+        )),
     }
     Ok(())
 }

@@ -151,6 +151,10 @@ pub enum TopologyCommand {
         /// Print the least permissions of a daemon, a publisher and an operator instead.
         #[arg(long)]
         permissions: bool,
+        /// With several streams: print the subject mapping that the publishers' account needs, for nats-server's
+        /// configuration.
+        #[arg(long, conflicts_with = "permissions")]
+        mapping: bool,
     },
     /// Create or update it; nothing is ever deleted.
     Apply {
@@ -398,7 +402,7 @@ pub struct Publish {
     #[arg(long, value_name = "ROWS")]
     pub rate: Option<u64>,
     /// Nobody else publishes to the stream: the server refuses a row whose predecessor it has not stored, so
-    /// that the order survives a connection that breaks.
+    /// that the order survives a connection that breaks. Not for streams with replicas.
     #[arg(long)]
     pub sole_publisher: bool,
     /// Append table and sequence of every stored row to this file, for `holdfast verify`.

@@ -15,7 +15,7 @@ use holdfast_core::lane::ParkingPolicy;
 use holdfast_core::ports::delivery::Acks;
 use holdfast_core::row::{Seq, TableName};
 use holdfast_nats::connect::{Credentials, Options, Tls};
-use holdfast_nats::topology::{AckPolicy, RetentionPolicy, Topology};
+use holdfast_nats::topology::{AckPolicy, RetentionPolicy, Streams, Topology};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::assembly::STALE;
@@ -180,7 +180,7 @@ impl Default for TopologySection {
         let topology = Topology::default();
         Self {
             stream: topology.stream,
-            streams: 1,
+            streams: topology.streams,
             start: String::new(),
             on_lost_shard: OnLostShard::Continue,
             max_lanes: 10_000,
@@ -198,6 +198,14 @@ impl Default for TopologySection {
             max_bytes: Size(topology.max_bytes.unwrap_or_default()),
             replicas: topology.replicas,
         }
+    }
+}
+
+impl TopologySection {
+    /// The streams that hold the rows.
+    #[must_use]
+    pub fn streams(&self) -> Streams {
+        Streams::new(&self.stream, self.streams)
     }
 }
 
@@ -473,8 +481,11 @@ impl Config {
     fn check(&self) -> Result<(), Exit> {
         self.topology()?;
         self.start()?;
-        if self.topology.streams != 1 {
-            return Err(Exit::usage("topology.streams: this version knows one stream; leave it at 1"));
+        if self.topology.streams > 1 && matches!(self.start()?, Some(Start::Seq(_))) {
+            return Err(Exit::usage(
+                "topology.start: \"seq:N\" names a row of one stream, and there are several; write \"first\" or \
+                 \"new\", or give each shard its start with `holdfast ledger rebase`",
+            ));
         }
         if self.topology.unknown_tables == UnknownTables::DeadLetter && self.topology.dead_letters.is_empty()
         {
@@ -591,6 +602,7 @@ impl Config {
         let section = &self.topology;
         let topology = Topology {
             stream: section.stream.clone(),
+            streams: section.streams,
             prefix: section.prefix.clone(),
             shards: section.shards,
             durable: section.durable.clone(),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Document {
-    /// The stream.
+    /// The stream; of several, the first and the last.
     pub stream: String,
     /// The daemons, as far as the one that was asked knows them.
     pub members: Vec<Member>,
@@ -60,6 +60,8 @@ pub struct Member {
 pub struct Shard {
     /// Its number.
     pub shard: u32,
+    /// The stream that holds its rows.
+    pub stream: String,
     /// The member that owns it, by its name; none: nobody that is known.
     pub owner: Option<String>,
     /// The member that should have it; none: nobody may.

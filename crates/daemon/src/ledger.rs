@@ -35,7 +35,7 @@ struct Shown {
 pub async fn ledger(config: &Config, command: &LedgerCommand) -> Result<(), Exit> {
     let topology = config.topology()?;
     let connection = connect(config).await?;
-    let ledger = Ledger::new(connection.clone(), topology.bucket.clone(), topology.stream.clone());
+    let ledger = Ledger::new(connection.clone(), topology.bucket.clone(), topology.streams());
     let known = |shard: u32| {
         if shard < topology.shards {
             Ok(ShardId(shard))
@@ -64,7 +64,7 @@ pub async fn ledger(config: &Config, command: &LedgerCommand) -> Result<(), Exit
         }
         LedgerCommand::Rebase { shard, to, yes } => {
             let shard = known(*shard)?;
-            let now = stream::look(&connection, &topology.stream).await.map_err(Exit::error)?;
+            let now = stream::look(&connection, &topology.streams().of(shard)).await.map_err(Exit::error)?;
             let floor = match to.as_str() {
                 "first" => Mark { seq: Seq(now.first.0.saturating_sub(1)), stored_at: Timestamp(0) },
                 "new" => now.last,

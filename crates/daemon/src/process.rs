@@ -9,6 +9,7 @@ use holdfast_core::member::{MemberId, State};
 use holdfast_core::ports::store::{Level, Target};
 use holdfast_core::record::Session;
 use holdfast_core::row::{ShardId, TableName};
+use holdfast_nats::topology::Streams;
 
 use crate::clock::Clock;
 use crate::config::Config;
@@ -123,7 +124,7 @@ impl Sharing {
 pub struct Process {
     node: String,
     session: Session,
-    stream: String,
+    streams: Streams,
     held_rows: u64,
     held_bytes: u64,
     clock: Clock,
@@ -178,7 +179,7 @@ impl Process {
         Self {
             node: config.node_id(),
             session,
-            stream: config.topology.stream.clone(),
+            streams: config.topology.streams(),
             held_rows: config.limits.held_rows,
             held_bytes: config.held_bytes(),
             clock,
@@ -326,7 +327,7 @@ impl Process {
     #[must_use]
     pub fn document(&self) -> Document {
         let now = Instant::now();
-        let mut document = Document { stream: self.stream.clone(), ..Document::default() };
+        let mut document = Document { stream: self.streams.to_string(), ..Document::default() };
         let mut weaker = BTreeMap::new();
         let causes = self.causes();
         let sharing = lock(&self.sharing);
@@ -336,6 +337,7 @@ impl Process {
             weaker.extend(view.weaker.iter().map(|(table, target)| (table.clone(), target.clone())));
             document.shards.push(Shard {
                 shard: number,
+                stream: self.streams.of(ShardId(number)),
                 owner: match sharing.shards.get(number as usize) {
                     _ if view.is_owned() => Some(self.node.clone()),
                     Some(shared) => shared.owners.first().cloned(),

@@ -37,13 +37,27 @@ pub async fn publish(config: &Config, options: &Publish) -> Result<(), Exit> {
     }
     let topology = config.topology()?;
     let connection = connect(config).await?;
-    let created = stream::look(&connection, &topology.stream).await.map_err(Exit::error)?.created;
+    let streams = topology.streams();
+    let mut sources = Vec::new();
+    for name in streams.names() {
+        let stream = stream::look(&connection, &name).await.map_err(Exit::error)?;
+        if options.sole_publisher && stream.replicas > 1 {
+            return Err(Exit::usage(format!(
+                "--sole-publisher: the stream {name} has {} replicas, and a server of a cluster can lose its copy of \
+                 such a stream at its restart, again and again (nats-server 2.15.1: \"last msgid mismatch\"). Publish \
+                 without it: each row is stored once all the same, but rows in flight while a connection breaks can be \
+                 stored after later ones",
+                stream.replicas
+            )));
+        }
+        sources.push(receipt::Source { stream: name, created: stream.created });
+    }
     let receipt = match &options.receipt {
-        Some(path) => Some(receipt::Writer::open(path, &topology.stream, created)?),
+        Some(path) => Some(receipt::Writer::open(path, sources)?),
         None => None,
     };
     let publishing = Options { sole: options.sole_publisher, ..Options::default() };
-    let publisher = Publisher::new(connection, topology.stream.clone(), topology.prefix.clone(), publishing);
+    let publisher = Publisher::new(connection, streams, topology.prefix.clone(), publishing);
     let mut sender = Sender {
         publisher,
         tables: &options.table,
@@ -182,10 +196,14 @@ impl Sender<'_> {
     /// Notes what is known to be stored.
     fn settled(&mut self) -> Result<(), Exit> {
         let tables = self.tables.len() as u64;
-        for Receipt { row, seq } in self.publisher.take_receipts() {
+        let mut receipts = self.publisher.take_receipts();
+        // Stream by stream, so that each is named once.
+        receipts.sort_by_key(|receipt| receipt.stream);
+        for Receipt { row, seq, stream } in receipts {
             self.last_seq = self.last_seq.max(seq.0);
             if let Some(receipt) = &mut self.receipt {
-                receipt.row(&self.tables[usize::try_from(row % tables).unwrap_or_default()], seq.0)?;
+                let table = &self.tables[usize::try_from(row % tables).unwrap_or_default()];
+                receipt.row(usize::try_from(stream).unwrap_or_default(), table, seq.0)?;
             }
         }
         // A generated load counts rows, a file its bytes.

@@ -15,31 +15,58 @@ use crate::exit::Exit;
 
 const HEADER: &str = "# holdfast receipt 1 ";
 
+/// A stream that rows were stored in.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Its name.
+    pub stream: String,
+    /// When it was created.
+    pub created: Timestamp,
+}
+
 /// Appends to a receipt.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
     file: BufWriter<File>,
+    sources: Vec<Source>,
+    /// The one that the next lines are of.
+    current: usize,
 }
 
 impl Writer {
-    /// Opens `path` for rows of `stream`, which was created at `created`.
+    /// Opens `path` for rows of these streams.
     ///
     /// # Errors
     /// If the file cannot be opened or written.
-    pub fn open(path: &Path, stream: &str, created: Timestamp) -> Result<Self, Exit> {
+    ///
+    /// # Panics
+    /// Without a stream.
+    pub fn open(path: &Path, sources: Vec<Source>) -> Result<Self, Exit> {
         let failed = |error| Exit::error(format!("cannot write the receipt {}: {error}", path.display()));
         let file = File::options().create(true).append(true).open(path).map_err(failed)?;
-        let mut file = BufWriter::new(file);
-        writeln!(file, "{HEADER}{} {stream}", created.0).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), file })
+        let mut writer = Self { path: path.to_owned(), file: BufWriter::new(file), sources, current: 0 };
+        writer.header()?;
+        Ok(writer)
     }
 
-    /// Appends a row.
+    fn header(&mut self) -> Result<(), Exit> {
+        let Source { stream, created } = &self.sources[self.current];
+        writeln!(self.file, "{HEADER}{} {stream}", created.0).map_err(|error| self.failed(&error))
+    }
+
+    /// Appends a row of the stream at the place `source` among those of [`Self::open`].
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn row(&mut self, table: &str, seq: u64) -> Result<(), Exit> {
+    ///
+    /// # Panics
+    /// If there is no such stream.
+    pub fn row(&mut self, source: usize, table: &str, seq: u64) -> Result<(), Exit> {
+        if source != self.current {
+            self.current = source;
+            self.header()?;
+        }
         let token = subject::encode(table);
         writeln!(self.file, "{seq}\t{token}").map_err(|error| self.failed(&error))
     }
@@ -97,11 +124,12 @@ mod tests {
     fn what_is_appended_is_read_by_table_and_stream() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("receipt");
-        for (created, seqs) in [(7, [3, 1]), (9, [4, 2])] {
-            let mut writer = Writer::open(&path, "S", Timestamp(created)).unwrap();
-            for seq in seqs {
-                writer.row("a b", seq).unwrap();
-                writer.row("other", seq + 100).unwrap();
+        let sources: Vec<_> = [7, 9].map(|at| Source { stream: "S".into(), created: Timestamp(at) }).into();
+        for seqs in [[3, 4], [1, 2]] {
+            let mut writer = Writer::open(&path, sources.clone()).unwrap();
+            for (source, seq) in seqs.into_iter().enumerate() {
+                writer.row(source, "a b", seq).unwrap();
+                writer.row(source, "other", seq + 100).unwrap();
             }
             writer.finish().unwrap();
         }

@@ -68,8 +68,8 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
         let members = Members::start(assembly.control.clone(), meeting, sink, orders(requests.clone()));
         let members = Arc::new(members.await.map_err(Exit::error)?);
         let (report, _unheard) = unbounded_channel();
-        let trimmer = assembly.trim(leads, report);
-        let looker = tokio::spawn(backlog::watch(
+        let mut servants = assembly.trim(&leads, &report);
+        servants.spawn(backlog::watch(
             assembly.control.clone(),
             assembly.topology.clone(),
             Arc::clone(&process),
@@ -80,10 +80,7 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
         let limits = Limits { handover: config.handover() };
         let surroundings = Surroundings { members, watch, requests: requested, starter: Arc::new(assembly) };
         let ended = share(machine, clock, surroundings, limits, &conductor).await;
-        looker.abort();
-        if let Some(trimmer) = trimmer {
-            trimmer.abort();
-        }
+        drop(servants);
         // A shard that panicked leaves nothing behind but what the ledger says; somebody starts us again.
         ended.map_err(|error| {
             Exit::error(format!("a shard's task failed, which is a fault of Holdfast: {error}"))

@@ -16,6 +16,12 @@ pub async fn topology(config: &Config, command: &TopologyCommand) -> Result<(), 
     let topology = config.topology()?;
     match command {
         TopologyCommand::Print { permissions: true, .. } => output::json(&topology.permissions()),
+        TopologyCommand::Print { mapping: true, .. } => match topology.mapping_config() {
+            Some(mapping) => output::text(&mapping),
+            None => Err(Exit::usage(
+                "--mapping: with topology.streams = 1 the stream itself does it; the account needs no mapping",
+            )),
+        },
         TopologyCommand::Print { format: TopologyFormat::Json, .. } => output::json(&topology.document()),
         TopologyCommand::Apply { allow_resharding, json } => {
             let connection = connect(config).await?;

@@ -19,6 +19,7 @@ use holdfast_core::time::Timestamp;
 use holdfast_nats::Connection;
 use holdfast_nats::ledger::Ledger;
 use holdfast_nats::letters::Letters;
+use holdfast_nats::topology::Topology;
 use holdfast_nats::{stream, subject};
 use serde::Serialize;
 
@@ -62,8 +63,8 @@ struct Expected {
 /// What NATS knows of a table's rows beside the stream's own.
 #[derive(Default)]
 struct Known {
-    /// The stream's creation and how often its shards were rebased at most.
-    rebased: Option<(Timestamp, u32)>,
+    /// By each stream's creation: how often its shards were rebased at most.
+    rebased: BTreeMap<Timestamp, u32>,
     letters: Option<Letters>,
 }
 
@@ -73,10 +74,7 @@ const MAX_IDENTITIES: u32 = 1_000;
 impl Known {
     /// The identities under which rows of the stream created at `created` can be stored.
     fn identities(&self, created: Timestamp) -> impl Iterator<Item = Timestamp> + use<> {
-        let rebased = match self.rebased {
-            Some((stream, rebased)) if stream == created => rebased.min(MAX_IDENTITIES),
-            _ => 0,
-        };
+        let rebased = self.rebased.get(&created).map_or(0, |rebased| (*rebased).min(MAX_IDENTITIES));
         (0..=i64::from(rebased)).map(move |n| Timestamp(created.0.saturating_add(n)))
     }
 
@@ -182,56 +180,68 @@ async fn received(config: &Config, path: &Path, options: &Verify) -> Result<(Exp
     Ok((Expected { rows, undecided: 0 }, known))
 }
 
-/// What the stream still holds of a table, as far as the ledger says that it is written.
+/// What the streams still hold of a table, as far as the ledger says that it is written.
 async fn still_held(config: &Config, connection: &Connection, table: &TableName) -> Result<Expected, Exit> {
     let topology = config.topology()?;
-    let ledger = Ledger::new(connection.clone(), topology.bucket.clone(), topology.stream.clone());
-    let created = stream::look(connection, &topology.stream).await.map_err(Exit::error)?.created;
-    // The record first: what it calls done cannot become undone by what is read after it.
-    let mut done = BTreeMap::new();
-    for shard in (0..topology.shards).map(ShardId) {
-        let entry = ledger.read(shard).await.map_err(Exit::error)?;
-        let Some(entry) = entry.filter(|entry| !entry.record.is_empty()) else { continue };
-        let record = Record::decode(&entry.record).map_err(Exit::error)?;
-        if record.stream_created == created {
-            let lane = record.lanes.get(table).map_or(record.floor, |lane| lane.done.max(record.floor));
-            done.insert(shard, lane);
-        }
-    }
     let token = subject::encode(table.as_str());
-    let mut rows = Vec::new();
-    let mut undecided = 0;
-    for shard in (0..topology.shards).map(ShardId) {
-        let filter = subject::shard_filter(&topology.prefix, shard).replace('*', &token);
-        let held = stream::sequences(connection, &topology.stream, &filter).await.map_err(Exit::error)?;
-        for seq in held {
-            match done.get(&shard) {
-                Some(done) if seq <= *done => rows.push(seq.0),
-                _ => undecided += 1,
+    let mut expected = Expected { rows: BTreeMap::new(), undecided: 0 };
+    // The records first: what they call done cannot become undone by what is read after them.
+    for Records { stream, created, shards } in records(connection, &topology).await? {
+        let rows = expected.rows.entry(created).or_default();
+        for (shard, record) in shards {
+            let done = record.map(|record| {
+                record.lanes.get(table).map_or(record.floor, |lane| lane.done.max(record.floor))
+            });
+            let filter = subject::shard_filter(&topology.prefix, shard).replace('*', &token);
+            let held = stream::sequences(connection, &stream, &filter).await.map_err(Exit::error)?;
+            for seq in held {
+                match done {
+                    Some(done) if seq <= done => rows.push(seq.0),
+                    _ => expected.undecided += 1,
+                }
             }
         }
+        rows.sort_unstable();
     }
-    rows.sort_unstable();
-    Ok(Expected { rows: BTreeMap::from([(created, rows)]), undecided })
+    Ok(expected)
 }
 
 /// What NATS knows of rebases and dead letters.
 async fn known(config: &Config, connection: &Connection) -> Result<Known, Exit> {
     let topology = config.topology()?;
-    let ledger = Ledger::new(connection.clone(), topology.bucket.clone(), topology.stream.clone());
-    let created = stream::look(connection, &topology.stream).await.map_err(Exit::error)?.created;
-    let mut rebased = 0;
-    // A table's shard is the server's choice: the highest of all is looked through.
-    for shard in (0..topology.shards).map(ShardId) {
-        let entry = ledger.read(shard).await.map_err(Exit::error)?;
-        let Some(entry) = entry.filter(|entry| !entry.record.is_empty()) else { continue };
-        let record = Record::decode(&entry.record).map_err(Exit::error)?;
-        if record.stream_created == created {
-            rebased = rebased.max(record.rebased);
-        }
+    let mut rebased = BTreeMap::new();
+    for Records { created, shards, .. } in records(connection, &topology).await? {
+        // A table's shard is the server's choice: the highest of all is looked through.
+        let highest =
+            shards.iter().filter_map(|(_, record)| record.as_ref()).map(|record| record.rebased).max();
+        rebased.insert(created, highest.unwrap_or(0));
     }
     let letters = config.parking().dead_letters.then(|| Letters::new(connection.clone(), &topology));
-    Ok(Known { rebased: Some((created, rebased)), letters })
+    Ok(Known { rebased, letters })
+}
+
+/// A stream, and what the ledger says of its shards; nothing of one whose record is of an earlier stream.
+struct Records {
+    stream: String,
+    created: Timestamp,
+    shards: Vec<(ShardId, Option<Record>)>,
+}
+
+async fn records(connection: &Connection, topology: &Topology) -> Result<Vec<Records>, Exit> {
+    let ledger = Ledger::new(connection.clone(), &*topology.bucket, topology.streams());
+    let mut all = Vec::new();
+    for (number, stream) in (0..).zip(topology.streams().names()) {
+        let created = stream::look(connection, &stream).await.map_err(Exit::error)?.created;
+        let mut shards = Vec::new();
+        for shard in topology.shards_in(number) {
+            let entry = ledger.read(shard).await.map_err(Exit::error)?;
+            let entry = entry.filter(|entry| !entry.record.is_empty());
+            let record = entry.map(|entry| Record::decode(&entry.record)).transpose().map_err(Exit::error)?;
+            shards.push((shard, record.filter(|record| record.stream_created == created)));
+        }
+        all.push(Records { stream, created, shards });
+    }
+    Ok(all)
 }
 
 async fn compare(
@@ -391,7 +401,7 @@ mod tests {
 
     #[test]
     fn rows_are_looked_for_under_every_identity() {
-        let known = Known { rebased: Some((Timestamp(100), 2)), letters: None };
+        let known = Known { rebased: BTreeMap::from([(Timestamp(100), 2)]), letters: None };
         let of = |created| known.identities(Timestamp(created)).map(|at| at.0).collect::<Vec<_>>();
         assert_eq!(of(100), [100, 101, 102]);
         assert_eq!(of(50), [50]);

@@ -47,7 +47,7 @@ use crate::errors::{CallError, RequestError, STREAM_NOT_FOUND, cut};
 use crate::headers;
 use crate::request::{CALL_TIMEOUT, QUICK_TIMEOUT, read};
 use crate::subject::{self, MAX_TOKEN};
-use crate::topology::Topology;
+use crate::topology::{Streams, Topology};
 
 /// Tells the time that the core's instants are counted in.
 pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
@@ -177,8 +177,8 @@ fn size(map: &HeaderMap) -> usize {
 #[derive(Clone)]
 pub struct DeadLetters {
     connection: Connection,
-    /// The rows' stream and its publishers' prefix.
-    rows: (String, String),
+    /// The rows' streams and their publishers' prefix.
+    rows: (Streams, String),
     /// The letters' stream and its prefix.
     stream: String,
     prefix: String,
@@ -206,7 +206,7 @@ impl DeadLetters {
     pub fn new(connection: Connection, topology: &Topology, clock: Clock) -> Self {
         Self {
             connection,
-            rows: (topology.stream.clone(), topology.prefix.clone()),
+            rows: (topology.streams(), topology.prefix.clone()),
             stream: topology.dead_letters.clone(),
             prefix: topology.dead_letter_prefix(),
             clock,
@@ -270,9 +270,10 @@ impl DeadLetters {
 
     fn headers(&self, letter: &Letter, unless_there: bool) -> Option<HeaderMap> {
         let room = self.connection.max_payload().checked_sub(letter.payload.len())?;
-        let (stream, prefix) = &self.rows;
+        let (streams, prefix) = &self.rows;
+        let stream = streams.of(letter.shard);
         [true, false]
-            .map(|all| describe(stream, prefix, letter, unless_there, all))
+            .map(|all| describe(&stream, prefix, letter, unless_there, all))
             .into_iter()
             .find(|headers| size(headers) <= room)
     }

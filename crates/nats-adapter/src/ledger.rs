@@ -19,6 +19,7 @@ use crate::api::{self, Which};
 use crate::connect::Connection;
 use crate::errors::{ApiError, CallError, RequestError};
 use crate::request::{QUICK_TIMEOUT, read};
+use crate::topology::Streams;
 
 pub(crate) const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
 
@@ -39,7 +40,7 @@ pub fn record_subject(bucket: &str, stream: &str, shard: ShardId) -> String {
 pub struct Ledger {
     connection: Connection,
     bucket: String,
-    stream: String,
+    streams: Streams,
     timeout: Duration,
 }
 
@@ -50,10 +51,10 @@ struct Stored {
 }
 
 impl Ledger {
-    /// The records of `stream`'s shards in `bucket`.
+    /// The records in `bucket` of the shards of `streams`.
     #[must_use]
-    pub fn new(connection: Connection, bucket: impl Into<String>, stream: impl Into<String>) -> Self {
-        Self { connection, bucket: bucket.into(), stream: stream.into(), timeout: QUICK_TIMEOUT }
+    pub fn new(connection: Connection, bucket: impl Into<String>, streams: impl Into<Streams>) -> Self {
+        Self { connection, bucket: bucket.into(), streams: streams.into(), timeout: QUICK_TIMEOUT }
     }
 
     /// The record of `shard`; none if there never was one. **A record that was deleted is an entry with no
@@ -63,7 +64,7 @@ impl Ledger {
     ///
     /// No answer, or the server's refusal.
     pub async fn read(&self, shard: ShardId) -> Result<Option<Entry>, Failure> {
-        let subject = record_subject(&self.bucket, &self.stream, shard);
+        let subject = record_subject(&self.bucket, &self.streams.of(shard), shard);
         let stream = bucket_stream(&self.bucket);
         let stored = api::stored(&self.connection, &stream, &Which::last(&subject)).await;
         let entry = stored.and_then(|stored| {
@@ -80,7 +81,7 @@ impl Ledger {
 
     /// Stores `record` if the stored revision is still `expected`.
     pub async fn write(&self, shard: ShardId, expected: Revision, record: Bytes) -> WriteOutcome {
-        let subject = record_subject(&self.bucket, &self.stream, shard);
+        let subject = record_subject(&self.bucket, &self.streams.of(shard), shard);
         let mut headers = HeaderMap::new();
         headers.insert(EXPECTED, expected.0.to_string());
         match self.connection.request(&subject, Some(headers), record, self.timeout).await {

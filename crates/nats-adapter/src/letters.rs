@@ -16,8 +16,9 @@ use crate::api::{self, StreamInfo, Which};
 use crate::connect::Connection;
 use crate::dead_letters::{self as field, Identity, table_of, table_token};
 use crate::errors::{CallError, RequestError, cut};
+use crate::publish::{EXPECTED_STREAM, MESSAGE_ID};
 use crate::request::{CALL_TIMEOUT, read};
-use crate::topology::Topology;
+use crate::topology::{Streams, Topology};
 use crate::{headers, subject};
 
 /// Letters that one page holds at most.
@@ -141,8 +142,8 @@ pub enum ReplayError {
 #[derive(Clone, Debug)]
 pub struct Letters {
     connection: Connection,
-    /// The rows' stream and its publishers' prefix.
-    rows: (String, String),
+    /// The rows' streams and their publishers' prefix.
+    rows: (Streams, String),
     stream: String,
     prefix: String,
 }
@@ -210,7 +211,7 @@ impl Letters {
     pub fn new(connection: Connection, topology: &Topology) -> Self {
         Self {
             connection,
-            rows: (topology.stream.clone(), topology.prefix.clone()),
+            rows: (topology.streams(), topology.prefix.clone()),
             stream: topology.dead_letters.clone(),
             prefix: topology.dead_letter_prefix(),
         }
@@ -313,10 +314,13 @@ impl Letters {
             Some(table) => subject::encode_checked(table)?.into_owned(),
             None => self.token(&letter)?,
         };
-        let (stream, prefix) = &self.rows;
+        let (streams, prefix) = &self.rows;
         let mut headers = HeaderMap::new();
-        headers.insert("Nats-Expected-Stream", stream.as_str());
-        headers.insert("Nats-Msg-Id", format!("holdfast-replay-{position}-{}", letter.summary.kept_at.0));
+        // Which of several it goes to is the account's mapping's affair.
+        if streams.count() == 1 {
+            headers.insert(EXPECTED_STREAM, streams.name(0));
+        }
+        headers.insert(MESSAGE_ID, format!("holdfast-replay-{position}-{}", letter.summary.kept_at.0));
         let subject = subject::publish_subject(prefix, &token);
         let answer =
             self.connection.request(&subject, Some(headers), letter.payload.clone(), CALL_TIMEOUT).await;
@@ -337,8 +341,8 @@ impl Letters {
             Err(error) if error.not_received() => return refused(error.failure()),
             Err(error) => return in_doubt(error.failure()),
         };
-        if ack.seq == 0 || ack.stream != *stream {
-            let words = format!("an acknowledgement of the stream {}, not of {stream}", cut(&ack.stream));
+        if ack.seq == 0 || streams.number(&ack.stream).is_none() {
+            let words = format!("an acknowledgement of the stream {}, not of {streams}", cut(&ack.stream));
             return in_doubt(Failure::new(FailureClass::Other, words));
         }
         let left = self.drop_letter(position).await.err();

@@ -4,9 +4,13 @@
 //! long as the stream remembers the id (its duplicate window). Receipts come in the order of the rows. Rows
 //! are stored in that order too, except that a row which had to be sent again can be stored after rows that
 //! followed it: the sequence in its receipt tells.
+//!
+//! Where the topology has several streams, which of them stores a row is the server's choice, always the same one for
+//! a table; the receipt names it. A sole publisher's rows are chained within each stream, so it must know a table's
+//! stream before it can have rows of that table in flight: the first row of each is waited for.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,8 +25,10 @@ use crate::connect::Connection;
 use crate::errors::{ApiError, CallError, RequestError, cut};
 use crate::request::Pending;
 use crate::subject;
+use crate::topology::Streams;
 
-const MESSAGE_ID: &str = "Nats-Msg-Id";
+pub(crate) const MESSAGE_ID: &str = "Nats-Msg-Id";
+pub(crate) const EXPECTED_STREAM: &str = "Nats-Expected-Stream";
 const EXPECTED_MESSAGE_ID: &str = "Nats-Expected-Last-Msg-Id";
 
 /// The shortest and the longest pause before rows are sent again.
@@ -44,6 +50,10 @@ pub struct Options {
     /// Nobody else publishes to the stream. The server then refuses a row whose predecessor it has not stored,
     /// so that rows are stored in their order even if the connection breaks with rows in flight. (Without it
     /// rows of that moment can be stored after later ones; each is stored once either way.)
+    ///
+    /// **Not with replicas:** after its restart a server of a cluster can find that a row does not follow the one
+    /// that it remembers, and drop its copy of the stream to fetch it anew, again and again (seen on nats-server
+    /// 2.15.1: "last msgid mismatch").
     pub sole: bool,
 }
 
@@ -67,6 +77,8 @@ pub struct Receipt {
     pub row: u64,
     /// Its place in the stream.
     pub seq: Seq,
+    /// Which stream, by its number.
+    pub stream: u32,
 }
 
 /// Why publishing stopped. The rows before `row` are stored; their receipts are in order.
@@ -125,6 +137,8 @@ struct Ack<'a> {
 
 struct Sent {
     row: u64,
+    /// The row before it in its stream, if the server is to make sure of that.
+    after: Option<u64>,
     subject: Arc<str>,
     payload: Bytes,
     /// None while it waits to be sent again.
@@ -136,7 +150,7 @@ struct Sent {
 /// Publishes rows. One task's tool: order comes from calling it in order.
 pub struct Publisher {
     connection: Connection,
-    stream: String,
+    streams: Streams,
     prefix: String,
     options: Options,
     session: String,
@@ -146,6 +160,9 @@ pub struct Publisher {
     connects: u64,
     receipts: Vec<Receipt>,
     last_subject: Option<(String, Arc<str>)>,
+    /// Of a sole publisher: which stream each subject's rows go to, and the last row sent to each stream.
+    routes: BTreeMap<Arc<str>, u32>,
+    lasts: BTreeMap<u32, u64>,
 }
 
 impl std::fmt::Debug for Publisher {
@@ -156,7 +173,7 @@ impl std::fmt::Debug for Publisher {
 
 /// What an attempt to store a row brought.
 enum Fate {
-    Stored(Seq),
+    Stored(Seq, u32),
     /// Certainly not stored; may be tried again.
     Again(Failure),
     /// Perhaps stored; may be tried again under the same id.
@@ -165,16 +182,18 @@ enum Fate {
     Never(Failure),
 }
 
-fn fate(answer: Result<async_nats::Message, RequestError>, stream: &str) -> Fate {
+fn fate(answer: Result<async_nats::Message, RequestError>, streams: &Streams) -> Fate {
     let error = match answer {
         Ok(message) => match serde_json::from_slice::<Ack<'_>>(&message.payload) {
             Ok(Ack { error: Some(error), .. }) => CallError::Api(error),
-            Ok(ack) if ack.stream != stream => {
-                let words = format!("the stream {} stores this subject, not {stream}", cut(&ack.stream));
-                return Fate::Never(Failure::new(FailureClass::Other, words));
-            }
-            Ok(Ack { seq: 0, .. }) => CallError::Unreadable("an acknowledgement without a sequence".into()),
-            Ok(ack) => return Fate::Stored(Seq(ack.seq)),
+            Ok(ack) => match (streams.number(&ack.stream), ack.seq) {
+                (None, _) => {
+                    let words = format!("the stream {} stores this subject, not {streams}", cut(&ack.stream));
+                    return Fate::Never(Failure::new(FailureClass::Other, words));
+                }
+                (Some(_), 0) => CallError::Unreadable("an acknowledgement without a sequence".into()),
+                (Some(stream), seq) => return Fate::Stored(Seq(seq), stream),
+            },
             Err(error) => CallError::Unreadable(cut(&error.to_string())),
         },
         Err(error) => CallError::Request(error),
@@ -192,11 +211,11 @@ fn fate(answer: Result<async_nats::Message, RequestError>, stream: &str) -> Fate
 }
 
 impl Publisher {
-    /// Publishes to `<prefix>.<table>`, where `stream` must be the one that stores it.
+    /// Publishes to `<prefix>.<table>`, where `streams` must be those that store it.
     #[must_use]
     pub fn new(
         connection: Connection,
-        stream: impl Into<String>,
+        streams: impl Into<Streams>,
         prefix: impl Into<String>,
         options: Options,
     ) -> Self {
@@ -204,7 +223,7 @@ impl Publisher {
         let session = connection.client().new_inbox().rsplit('.').next().unwrap_or_default().to_owned();
         Self {
             connection,
-            stream: stream.into(),
+            streams: streams.into(),
             prefix: prefix.into(),
             options,
             session,
@@ -213,6 +232,8 @@ impl Publisher {
             connects: 0,
             receipts: Vec::new(),
             last_subject: None,
+            routes: BTreeMap::new(),
+            lasts: BTreeMap::new(),
         }
     }
 
@@ -248,12 +269,32 @@ impl Publisher {
         {
             self.settle(0).await?;
         }
+        let route = if self.options.sole { self.route(&subject) } else { None };
+        let is_first = self.options.sole && route.is_none();
+        if is_first {
+            // Nothing is in flight that it could overtake, or be overtaken by.
+            self.settle(0).await?;
+        }
         self.connects = self.connection.hub().connects();
         self.next += 1;
-        let mut sent = Sent { row, subject, payload, pending: None, doubt_since: None };
+        let after = route.and_then(|stream| self.lasts.insert(stream, row));
+        let mut sent =
+            Sent { row, after, subject: Arc::clone(&subject), payload, pending: None, doubt_since: None };
         self.send(&mut sent).await;
         self.sent.push_back(sent);
+        if is_first {
+            self.settle(0).await?;
+            if let Some(Receipt { stream, .. }) = self.receipts.last() {
+                self.routes.insert(subject, *stream);
+                self.lasts.insert(*stream, row);
+            }
+        }
         Ok(row)
+    }
+
+    /// The stream that the rows of `subject` go to, as far as it is known.
+    fn route(&self, subject: &str) -> Option<u32> {
+        if self.streams.count() == 1 { Some(0) } else { self.routes.get(subject).copied() }
     }
 
     /// Waits until every row is stored.
@@ -279,8 +320,8 @@ impl Publisher {
     async fn send(&self, sent: &mut Sent) {
         let mut headers = HeaderMap::new();
         headers.insert(MESSAGE_ID, format!("{}-{}", self.session, sent.row));
-        if self.options.sole && sent.row > 0 {
-            headers.insert(EXPECTED_MESSAGE_ID, format!("{}-{}", self.session, sent.row - 1));
+        if let Some(after) = sent.after {
+            headers.insert(EXPECTED_MESSAGE_ID, format!("{}-{after}", self.session));
         }
         let subject = Arc::clone(&sent.subject);
         sent.pending = self.connection.send(subject, Some(headers), sent.payload.clone()).await.ok();
@@ -288,7 +329,7 @@ impl Publisher {
 
     async fn fate_of(&self, sent: &mut Sent) -> Fate {
         match sent.pending.take() {
-            Some(pending) => fate(pending.wait(&sent.subject, self.options.ack_timeout).await, &self.stream),
+            Some(pending) => fate(pending.wait(&sent.subject, self.options.ack_timeout).await, &self.streams),
             None => Fate::Again(RequestError::NotConnected.failure()),
         }
     }
@@ -298,7 +339,7 @@ impl Publisher {
         while self.sent.len() > keep {
             let Some(mut first) = self.sent.pop_front() else { break };
             match self.fate_of(&mut first).await {
-                Fate::Stored(seq) => self.receipts.push(Receipt { row: first.row, seq }),
+                Fate::Stored(seq, stream) => self.receipts.push(Receipt { row: first.row, seq, stream }),
                 Fate::Never(failure) => return Err(PublishError::Refused { row: first.row, failure }),
                 Fate::Again(failure) => {
                     self.sent.push_front(first);
@@ -319,13 +360,13 @@ impl Publisher {
     async fn recover(&mut self, mut failure: Failure) -> Result<(), PublishError> {
         let mut start = Instant::now();
         let mut pause = BACKOFF.0;
-        let mut stored = std::collections::BTreeMap::new();
+        let mut stored = BTreeMap::new();
         loop {
             for mut sent in std::mem::take(&mut self.sent) {
                 if sent.pending.is_some() {
                     match self.fate_of(&mut sent).await {
-                        Fate::Stored(seq) => {
-                            stored.insert(sent.row, seq);
+                        Fate::Stored(seq, stream) => {
+                            stored.insert(sent.row, (seq, stream));
                             start = Instant::now();
                             continue;
                         }
@@ -345,7 +386,7 @@ impl Publisher {
             let row = first.row;
             // Rows before the first that is missing have their receipts; the others wait for it.
             let later = stored.split_off(&row);
-            self.receipts.extend(stored.into_iter().map(|(row, seq)| Receipt { row, seq }));
+            self.receipts.extend(stored.into_iter().map(|(row, (seq, stream))| Receipt { row, seq, stream }));
             stored = later;
             let doubtful =
                 |sent: &&Sent| sent.doubt_since.is_some_and(|at| at.elapsed() > self.options.doubt);
@@ -363,7 +404,7 @@ impl Publisher {
                 self.sent.push_back(sent);
             }
         }
-        self.receipts.extend(stored.into_iter().map(|(row, seq)| Receipt { row, seq }));
+        self.receipts.extend(stored.into_iter().map(|(row, (seq, stream))| Receipt { row, seq, stream }));
         Ok(())
     }
 }

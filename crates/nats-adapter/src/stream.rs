@@ -25,6 +25,8 @@ pub struct Stream {
     pub first: Seq,
     /// Its last row.
     pub last: Mark,
+    /// Copies of every row.
+    pub replicas: u64,
 }
 
 /// Looks at `stream`.
@@ -45,6 +47,7 @@ pub async fn look(connection: &Connection, stream: &str) -> Result<Stream, Failu
         messages: info.state.messages,
         first: Seq(info.state.first_seq),
         last: Mark { seq: Seq(info.state.last_seq), stored_at: info.state.last_ts },
+        replicas: info.config.get("num_replicas").and_then(serde_json::Value::as_u64).unwrap_or(1),
     })
 }
 

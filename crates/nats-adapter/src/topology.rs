@@ -3,23 +3,34 @@
 //! Publishers send to `<prefix>.<table>`. The stream's subject transform stores each row under
 //! `<prefix>.<shard>.<table>`, the shard by NATS's own partition function, and each shard has one durable
 //! pull consumer whose priority policy pins one client.
+//!
+//! With several streams, each for its own part of the shards, no stream can do that: which of them stores a row
+//! depends on its shard. There the account's subject mapping does it, with the same partition function, before any
+//! stream sees the row ([`Topology::mapping`]). A client can neither set it nor read it; whether rows find their way
+//! is tried with rows that every stream must refuse ([`Topology::check_publishing`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
+
+use async_nats::HeaderMap;
+use bytes::Bytes;
+use holdfast_core::ports::Failure;
+use holdfast_core::record::Record;
 
 use holdfast_core::row::ShardId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::ack_subject::short_origin;
-use crate::api::{self, ConsumerInfo, StreamInfo};
+use crate::api::{self, ConsumerInfo, StreamInfo, Which};
 use crate::connect::Connection;
 use crate::delivery::Source;
-use crate::errors::{CONSUMER_NOT_FOUND, CallError, STREAM_NOT_FOUND, cut};
-use crate::ledger::bucket_stream;
+use crate::errors::{ApiError, CONSUMER_NOT_FOUND, CallError, RequestError, STREAM_NOT_FOUND, cut};
+use crate::ledger::{Ledger, bucket_stream};
+use crate::publish::EXPECTED_STREAM;
 use crate::request::CALL_TIMEOUT;
-use crate::subject::shard_filter;
+use crate::subject::{self, shard_filter};
 
 /// The priority group of every consumer.
 pub const GROUP: &str = "holdfast";
@@ -75,11 +86,85 @@ pub enum RetentionPolicy {
     WorkQueue,
 }
 
+/// The streams that hold the rows: one of this name, or several, `<name>-0`, `<name>-1`, …, over which the shards
+/// are spread in turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Streams {
+    name: String,
+    count: u32,
+}
+
+impl Streams {
+    /// So many streams. One has no number in its name.
+    #[must_use]
+    pub fn new(name: impl Into<String>, count: u32) -> Self {
+        Self { name: name.into(), count: count.max(1) }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = String> + use<'_> {
+        (0..self.count).map(|number| self.name(number))
+    }
+
+    /// The name of one of them.
+    #[must_use]
+    pub fn name(&self, number: u32) -> String {
+        if self.count == 1 { self.name.clone() } else { format!("{}-{number}", self.name) }
+    }
+
+    /// Which of them is called this.
+    #[must_use]
+    pub fn number(&self, name: &str) -> Option<u32> {
+        if self.count == 1 {
+            return (name == self.name).then_some(0);
+        }
+        // No second spelling of a number: `INGEST-01` is somebody else's.
+        let number = name.strip_prefix(&self.name)?.strip_prefix('-')?.parse().ok()?;
+        (number < self.count && name == self.name(number)).then_some(number)
+    }
+
+    /// Which of them holds the rows of `shard`.
+    #[must_use]
+    pub const fn number_of(&self, shard: ShardId) -> u32 {
+        shard.0 % self.count
+    }
+
+    /// The one that holds the rows of `shard`.
+    #[must_use]
+    pub fn of(&self, shard: ShardId) -> String {
+        self.name(self.number_of(shard))
+    }
+}
+
+/// For people: the one, or the first and the last.
+impl fmt::Display for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.count {
+            1 => f.write_str(&self.name),
+            count => write!(f, "{} to {}", self.name(0), self.name(count - 1)),
+        }
+    }
+}
+
+impl<S: AsRef<str> + ?Sized> From<&S> for Streams {
+    fn from(name: &S) -> Self {
+        Self::new(name.as_ref(), 1)
+    }
+}
+
 /// What the topology is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// The stream's name.
+    /// The stream's name; of several, without their numbers.
     pub stream: String,
+    /// How many streams there are, at most as many as shards.
+    pub streams: u32,
     /// Publishers send to `<prefix>.<table>`. May hold dots.
     pub prefix: String,
     /// How many shards the tables are spread over.
@@ -99,7 +184,7 @@ pub struct Topology {
     pub ack_wait: Duration,
     /// When the stream forgets rows by itself.
     pub retention: RetentionPolicy,
-    /// The stream's size limit in bytes; at it publishers are refused. None: no limit.
+    /// Each stream's size limit in bytes; at it publishers are refused. None: no limit.
     pub max_bytes: Option<u64>,
     /// Copies of every row and record in a cluster.
     pub replicas: u32,
@@ -110,6 +195,7 @@ impl Default for Topology {
     fn default() -> Self {
         Self {
             stream: "INGEST".into(),
+            streams: 1,
             prefix: "ingest".into(),
             shards: 8,
             durable: "holdfast".into(),
@@ -165,10 +251,24 @@ pub enum TopologyError {
         object: String,
         /// Rows in the stream.
         messages: u64,
-        /// The transform that is there.
+        /// The transform or the subjects that are there.
         from: String,
-        /// The transform that should be.
+        /// Those that should be.
         to: String,
+    },
+    /// A stream of another number of streams has rows: its tables' new rows would go elsewhere.
+    #[error(
+        "{object} holds {messages} rows and is none of the streams of topology.streams = {streams}: unwritten rows \
+         would wait there for nobody while new rows of their tables are written. Let the daemons write everything \
+         and stop them, then apply with resharding allowed"
+    )]
+    OtherStreams {
+        /// The stream.
+        object: String,
+        /// Rows in it.
+        messages: u64,
+        /// How many streams there should be.
+        streams: u32,
     },
 }
 
@@ -292,6 +392,9 @@ pub struct Document {
     pub consumers: Vec<ConsumerOf>,
     /// Key-value buckets, as the streams they are: what `nats stream add --config` takes.
     pub buckets: Vec<StreamConfig>,
+    /// With several streams: the publishers' account's subject mappings, in the form of nats-server's configuration.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub mappings: BTreeMap<String, String>,
 }
 
 /// Subjects that one user needs, in the form of nats-server's configuration.
@@ -420,7 +523,13 @@ impl Topology {
         if self.shards == 0 || self.shards > 1024 {
             return invalid("shards", "from 1 to 1024");
         }
-        if self.dead_letters == self.stream {
+        if self.streams == 0 || self.streams > self.shards {
+            let most = self.shards;
+            let problem =
+                format!("from 1 to the number of shards, which is {most}: a stream without one is idle");
+            return invalid("streams", &problem);
+        }
+        if self.streams().number(&self.dead_letters).is_some() {
             return invalid("dead_letters", "a stream of its own, not the rows' stream");
         }
         if self.replicas == 0 || self.replicas > 5 {
@@ -442,6 +551,43 @@ impl Topology {
         Ok(())
     }
 
+    /// The streams that hold the rows.
+    #[must_use]
+    pub fn streams(&self) -> Streams {
+        Streams::new(&self.stream, self.streams)
+    }
+
+    /// The shards whose rows the stream of this number holds.
+    pub fn shards_in(&self, number: u32) -> impl Iterator<Item = ShardId> + use<> {
+        let streams = self.streams();
+        self.shard_ids().filter(move |shard| streams.number_of(*shard) == number)
+    }
+
+    /// Publishers' subjects to those that are stored: the stream's own transform, or with several streams the
+    /// mapping of the publishers' account.
+    #[must_use]
+    pub fn mapping(&self) -> SubjectTransform {
+        SubjectTransform {
+            src: format!("{}.*", self.prefix),
+            // The number in braces counts the wildcards of `src`, whatever dots the prefix holds.
+            dest: format!("{}.{{{{partition({},1)}}}}.{{{{wildcard(1)}}}}", self.prefix, self.shards),
+        }
+    }
+
+    /// The mapping as nats-server's configuration takes it, with where it goes; none where the stream does it.
+    #[must_use]
+    pub fn mapping_config(&self) -> Option<String> {
+        let SubjectTransform { src, dest } = self.mapping();
+        (self.streams > 1).then(|| {
+            format!(
+                "# Into the publishers' account, in the configuration of every nats-server that they connect to:\n\
+                 # accounts {{ NAME {{ \u{2026} }} }}, or at the top level where there are no accounts; then reload. For accounts\n\
+                 # that are kept as JWTs: nsc add mapping --from '{src}' --to '{dest}'\n\
+                 mappings {{\n    \"{src}\": \"{dest}\"\n}}\n"
+            )
+        })
+    }
+
     /// A shard's consumer.
     #[must_use]
     pub fn consumer(&self, shard: ShardId) -> String {
@@ -452,7 +598,7 @@ impl Topology {
     #[must_use]
     pub fn source(&self, shard: ShardId, min_pinned_ttl: Duration) -> Source {
         Source {
-            stream: self.stream.clone(),
+            stream: self.streams().of(shard),
             consumer: self.consumer(shard),
             group: GROUP.to_owned(),
             prefix: self.prefix.clone(),
@@ -471,7 +617,7 @@ impl Topology {
 
     /// Every stream, the bucket's included.
     fn stream_configs(&self) -> Vec<StreamConfig> {
-        let mut configs = vec![self.stream_config()];
+        let mut configs: Vec<_> = (0..self.streams).map(|number| self.stream_config(number)).collect();
         configs.extend(self.has_dead_letters().then(|| self.dead_letters_config()));
         configs.push(self.bucket_config());
         configs
@@ -514,20 +660,21 @@ impl Topology {
         }
     }
 
-    /// The rows' stream.
+    /// The rows' stream of this number.
     #[must_use]
-    pub fn stream_config(&self) -> StreamConfig {
-        let rows = format!("{}.*", self.prefix);
+    pub fn stream_config(&self, number: u32) -> StreamConfig {
+        let one = self.streams == 1;
+        let mapping = self.mapping();
         StreamConfig {
             retention: self.retention,
             max_bytes: self.max_bytes.and_then(|bytes| i64::try_from(bytes).ok()).unwrap_or(-1),
-            subject_transform: Some(SubjectTransform {
-                src: rows.clone(),
-                // The number in braces counts the wildcards of `src`, whatever dots the prefix holds.
-                dest: format!("{}.{{{{partition({},1)}}}}.{{{{wildcard(1)}}}}", self.prefix, self.shards),
-            }),
-            subjects: vec![rows],
-            ..self.base(self.stream.clone(), "Rows on their way to ClickHouse (Holdfast)".into())
+            subjects: if one {
+                vec![mapping.src.clone()]
+            } else {
+                self.shards_in(number).map(|shard| shard_filter(&self.prefix, shard)).collect()
+            },
+            subject_transform: one.then_some(mapping),
+            ..self.base(self.streams().name(number), "Rows on their way to ClickHouse (Holdfast)".into())
         }
     }
 
@@ -584,36 +731,53 @@ impl Topology {
     #[must_use]
     pub fn document(&self) -> Document {
         Document {
-            streams: [self.stream_config()]
-                .into_iter()
+            streams: (0..self.streams)
+                .map(|number| self.stream_config(number))
                 .chain(self.has_dead_letters().then(|| self.dead_letters_config()))
                 .collect(),
             consumers: self
                 .shard_ids()
-                .map(|shard| ConsumerOf { stream: self.stream.clone(), config: self.consumer_config(shard) })
+                .map(|shard| ConsumerOf {
+                    stream: self.streams().of(shard),
+                    config: self.consumer_config(shard),
+                })
                 .collect(),
             buckets: vec![self.bucket_config()],
+            mappings: match self.mapping() {
+                SubjectTransform { src, dest } if self.streams > 1 => BTreeMap::from([(src, dest)]),
+                _ => BTreeMap::new(),
+            },
         }
     }
 
     /// The least permissions of a daemon, a publisher and an operator.
     #[must_use]
     pub fn permissions(&self) -> PermissionsDocument {
-        let (stream, bucket) = (&self.stream, bucket_stream(&self.bucket));
+        let (streams, bucket) = (self.streams(), bucket_stream(&self.bucket));
         let (dead, dead_prefix) = (&self.dead_letters, self.dead_letter_prefix());
         let inbox = || Allow { allow: vec!["_INBOX.>".to_owned()] };
+        // A server looks at what a subject was mapped to, not at what was sent.
+        let rows = format!("{}.*{}", self.prefix, if self.streams > 1 { ".*" } else { "" });
         let mut daemon = vec![
-            api::stream_info(stream),
-            api::message_get(stream),
+            STREAM_NAMES.to_owned(),
             api::stream_info(&bucket),
             api::message_get(&bucket),
             format!("$KV.{}.>", self.bucket),
             format!("{}.*", self.member_prefix()),
         ];
+        for stream in &streams.names().collect::<Vec<_>>() {
+            let consumers = format!("$JS.API.CONSUMER.NAMES.{stream}");
+            daemon.extend([api::stream_info(stream), api::message_get(stream), consumers]);
+            if self.has_dead_letters() {
+                // Rows that cannot be received are taken out of the stream once they are kept.
+                daemon.push(api::message_delete(stream));
+            }
+            if self.ack_policy == AckPolicy::None {
+                daemon.push(api::stream_purge(stream));
+            }
+        }
         if self.has_dead_letters() {
             daemon.extend([api::stream_info(dead), api::message_get(dead), format!("{dead_prefix}.>")]);
-            // Rows that cannot be received are taken out of the stream once they are kept.
-            daemon.push(api::message_delete(stream));
         }
         // Watching the bucket: an ordered consumer, with a name or without, made anew whenever it falls behind.
         daemon.extend([
@@ -624,11 +788,8 @@ impl Topology {
             format!("$JS.FC.{bucket}.>"),
             format!("$JS.FC.*.*.{bucket}.>"),
         ]);
-        if self.ack_policy == AckPolicy::None {
-            daemon.push(api::stream_purge(stream));
-        }
         for shard in self.shard_ids() {
-            let consumer = self.consumer(shard);
+            let (stream, consumer) = (&streams.of(shard), self.consumer(shard));
             daemon.extend([
                 api::consumer_info(stream, &consumer),
                 api::consumer_next(stream, &consumer),
@@ -641,7 +802,7 @@ impl Topology {
                 daemon.push(format!("$JS.ACK.*.*.{stream}.{consumer}.>"));
             }
         }
-        let mut operator = Vec::new();
+        let mut operator = vec![STREAM_NAMES.to_owned(), api::message_get(&bucket)];
         for config in self.stream_configs() {
             let name = &config.name;
             operator.extend([
@@ -650,17 +811,17 @@ impl Topology {
                 format!("$JS.API.STREAM.UPDATE.{name}"),
             ]);
         }
-        operator.push(format!("$JS.API.CONSUMER.NAMES.{stream}"));
-        if self.has_dead_letters() {
-            // Read, dropped, and put through the stream again.
-            operator.extend([
-                api::message_get(dead),
-                api::message_delete(dead),
-                format!("{}.*", self.prefix),
-            ]);
+        for stream in streams.names() {
+            operator.push(format!("$JS.API.CONSUMER.NAMES.{stream}"));
         }
+        if self.has_dead_letters() {
+            // Read, and dropped.
+            operator.extend([api::message_get(dead), api::message_delete(dead)]);
+        }
+        // Whether rows find their way is tried; dead letters are put through the stream again.
+        operator.push(rows.clone());
         for shard in self.shard_ids() {
-            let consumer = self.consumer(shard);
+            let (stream, consumer) = (&streams.of(shard), self.consumer(shard));
             operator.push(api::consumer_info(stream, &consumer));
             operator.push(format!("$JS.API.CONSUMER.CREATE.{stream}.{consumer}"));
         }
@@ -672,7 +833,12 @@ impl Topology {
                 },
             },
             publisher: Permissions {
-                publish: Allow { allow: vec![format!("{}.*", self.prefix)] },
+                publish: Allow {
+                    // `holdfast publish` looks at the streams first: which they are, and what they can promise.
+                    allow: std::iter::once(rows)
+                        .chain(streams.names().map(|stream| api::stream_info(&stream)))
+                        .collect(),
+                },
                 subscribe: inbox(),
             },
             operator: Permissions { publish: Allow { allow: operator }, subscribe: inbox() },
@@ -691,12 +857,23 @@ impl Topology {
         resharding: Resharding,
     ) -> Result<Vec<Applied>, TopologyError> {
         self.validate()?;
+        if resharding == Resharding::Refuse {
+            for name in self.other_streams(connection).await? {
+                let object = stream_object(&name);
+                let info = find_stream(connection, &name).await.map_err(|error| failed(&object, &error))?;
+                let messages = info.map_or(0, |info| info.state.messages);
+                if messages > 0 {
+                    return Err(TopologyError::OtherStreams { object, messages, streams: self.streams });
+                }
+            }
+        }
         let mut done = Vec::new();
         for config in self.stream_configs() {
             done.push(apply_stream(connection, &config, resharding).await?);
         }
         for shard in self.shard_ids() {
-            done.push(apply_consumer(connection, &self.stream, &self.consumer_config(shard)).await?);
+            let stream = self.streams().of(shard);
+            done.push(apply_consumer(connection, &stream, &self.consumer_config(shard)).await?);
         }
         Ok(done)
     }
@@ -709,15 +886,15 @@ impl Topology {
     pub async fn check(&self, connection: &Connection) -> Result<Vec<Finding>, TopologyError> {
         self.validate()?;
         let mut findings = Vec::new();
-        let mut has_stream = false;
+        let streams = self.streams();
+        let mut there = BTreeSet::new();
         for config in self.stream_configs() {
             let object = stream_object(&config.name);
             match find_stream(connection, &config.name).await.map_err(|error| failed(&object, &error))? {
                 None => findings.push(missing(&object)),
                 Some(info) => {
-                    has_stream |= config.name == self.stream;
-                    let desired = as_map(&config);
-                    for difference in differences(&desired, &info.config) {
+                    there.extend(streams.number(&config.name));
+                    for difference in differences(&stream_map(&config), &info.config) {
                         findings.push(difference.finding(&object, STREAM_REQUIRED));
                     }
                     if info.config.get("sealed").and_then(Value::as_bool) == Some(true) {
@@ -732,11 +909,12 @@ impl Topology {
                 }
             }
         }
-        if has_stream {
-            for shard in self.shard_ids() {
+        for number in there {
+            let stream = streams.name(number);
+            for shard in self.shards_in(number) {
                 let config = self.consumer_config(shard);
                 let object = consumer_object(&config.name);
-                let info = find_consumer(connection, &self.stream, &config.name)
+                let info = find_consumer(connection, &stream, &config.name)
                     .await
                     .map_err(|error| failed(&object, &error))?;
                 match info {
@@ -748,14 +926,208 @@ impl Topology {
                     ),
                 }
             }
-            findings.extend(self.stray_consumers(connection).await?);
+            findings.extend(self.stray_consumers(connection, number).await?);
+        }
+        for name in self.other_streams(connection).await? {
+            findings.extend(self.other_stream(connection, &name).await);
         }
         findings.sort_by_key(|finding| finding.severity);
         Ok(findings)
     }
 
+    /// Tries whether publishers' rows find their way into the streams. Nothing is stored: each row that is sent says
+    /// that it is for a stream that cannot be, so the stream that gets it refuses it, and says who it is. (Whoever
+    /// subscribes to the publishers' subjects without JetStream sees these rows: they are empty.)
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be asked, or this user may not publish rows.
+    pub async fn check_publishing(&self, connection: &Connection) -> Result<Vec<Finding>, TopologyError> {
+        #[derive(Deserialize)]
+        struct Refusal {
+            #[serde(default)]
+            stream: String,
+            error: Option<ApiError>,
+        }
+        // A mapping to one shard too many is found in all but one of two thousand cases with eight shards.
+        let probes = if self.streams == 1 { 1 } else { 64 };
+        let SubjectTransform { src: object, dest } = self.mapping();
+        let finding = |problem: String| {
+            let fix = if self.streams > 1 {
+                "put the mapping that `holdfast topology print --mapping` shows into the publishers' account"
+                    .to_owned()
+            } else {
+                format!("let no account mapping change {object}: with one stream its own transform does it")
+            };
+            Finding {
+                severity: Severity::Required,
+                object: format!("subjects {object}"),
+                field: String::new(),
+                problem,
+                fix,
+            }
+        };
+        for probe in 0..probes {
+            let subject = subject::publish_subject(&self.prefix, &format!("holdfast-check-{probe}"));
+            let mut headers = HeaderMap::new();
+            // No stream's name has a space.
+            headers.insert(EXPECTED_STREAM, "no stream");
+            match connection.request(&subject, Some(headers), Bytes::new(), CALL_TIMEOUT).await {
+                Ok(message) => match serde_json::from_slice::<Refusal>(&message.payload) {
+                    Ok(Refusal { stream, error: Some(_) }) if self.streams().number(&stream).is_some() => {}
+                    Ok(Refusal { stream, .. }) if !stream.is_empty() => {
+                        return Ok(vec![finding(format!("the stream {} takes {subject}", cut(&stream)))]);
+                    }
+                    _ => {
+                        return Ok(vec![finding(format!(
+                            "something else than a stream answers to {subject}"
+                        ))]);
+                    }
+                },
+                Err(RequestError::NoResponders(_)) => {
+                    let why = if self.streams > 1 {
+                        format!("; the account does not map it to {dest}")
+                    } else {
+                        String::new()
+                    };
+                    return Ok(vec![finding(format!(
+                        "no stream takes {subject}{why}; publishers get no responders"
+                    ))]);
+                }
+                Err(error) => {
+                    let mut failure = error.failure().to_string();
+                    if self.streams > 1 {
+                        // The server tells of the mapped subject only, which nobody here has sent to.
+                        failure += &format!(
+                            "; a user's permissions are those for {}.*.*, once it is mapped",
+                            self.prefix
+                        );
+                    }
+                    return Err(TopologyError::Failed { object, failure });
+                }
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Streams that another number of streams under this name has left: their rows, if they have any, are this
+    /// topology's rows, and it does not read them.
+    async fn other_streams(&self, connection: &Connection) -> Result<Vec<String>, TopologyError> {
+        #[derive(Deserialize)]
+        struct Names {
+            #[serde(default)]
+            streams: Option<Vec<String>>,
+        }
+        #[derive(Serialize)]
+        struct Page {
+            subject: String,
+            offset: usize,
+        }
+        let mut names = BTreeSet::new();
+        for _ in 0..PAGES {
+            // All that take subjects of ours.
+            let page = Page { subject: format!("{}.>", self.prefix), offset: names.len() };
+            let page: Names = connection
+                .call(STREAM_NAMES, &page, CALL_TIMEOUT)
+                .await
+                .map_err(|error| failed("streams", &error))?;
+            let before = names.len();
+            names.extend(page.streams.unwrap_or_default());
+            if names.len() == before {
+                break;
+            }
+        }
+        let streams = self.streams();
+        names.retain(|name| {
+            let is_ours = name.strip_prefix(&self.stream).is_some_and(|rest| {
+                rest.is_empty() || rest.strip_prefix('-').is_some_and(|number| number.parse::<u32>().is_ok())
+            });
+            is_ours && streams.number(name).is_none()
+        });
+        Ok(names.into_iter().collect())
+    }
+
+    /// What is to be said of one of them. While it has rows that are not known to be written nobody should go on: new
+    /// rows of their tables would be written before them.
+    async fn other_stream(&self, connection: &Connection, name: &str) -> Option<Finding> {
+        let unwritten = self.unwritten(connection, name).await;
+        let (severity, problem) = match unwritten {
+            Ok(None) => return None,
+            Ok(Some(0)) => {
+                (Severity::Recommended, "and all its rows are written; nobody reads it".to_owned())
+            }
+            Ok(Some(shards)) => (
+                Severity::Required,
+                format!("and rows of {shards} of its shards are not known to be written"),
+            ),
+            Err(failure) => {
+                (Severity::Required, format!("and whether its rows are written cannot be seen ({failure})"))
+            }
+        };
+        Some(Finding {
+            severity,
+            object: stream_object(name),
+            field: String::new(),
+            problem: format!("it belongs to another topology.streams than {}, {problem}", self.streams),
+            fix: format!(
+                "let daemons with the number of streams that it belongs to write its rows, and stop them; then \
+                 `nats stream rm {name}`"
+            ),
+        })
+    }
+
+    /// Of how many shards the stream `name` has rows that the ledger does not call done; none if there is no such
+    /// stream.
+    async fn unwritten(&self, connection: &Connection, name: &str) -> Result<Option<usize>, Failure> {
+        #[derive(Serialize)]
+        struct Ask {
+            subjects_filter: String,
+        }
+        #[derive(Deserialize)]
+        struct Answer {
+            state: Subjects,
+        }
+        #[derive(Deserialize)]
+        struct Subjects {
+            #[serde(default)]
+            subjects: Option<BTreeMap<String, u64>>,
+        }
+        let failure = |error: CallError| error.failure();
+        let Some(info) = find_stream(connection, name).await.map_err(failure)? else { return Ok(None) };
+        if info.state.messages == 0 {
+            return Ok(Some(0));
+        }
+        let ask = Ask { subjects_filter: format!("{}.*.*", self.prefix) };
+        let answer = connection.call(&api::stream_info(name), &ask, CALL_TIMEOUT).await;
+        let Answer { state } = answer.map_err(failure)?;
+        let subjects = state.subjects.unwrap_or_default();
+        let shards: BTreeSet<ShardId> = subjects
+            .keys()
+            .filter_map(|stored| subject::split(&self.prefix, stored).map(|(shard, _)| shard))
+            .collect();
+        let ledger = Ledger::new(connection.clone(), &self.bucket, name);
+        // Rows under none of those subjects are nobody's; so many tables that the list is cut are not looked through.
+        let mut unwritten = usize::from(subjects.values().sum::<u64>() < info.state.messages);
+        for shard in shards {
+            let filter = shard_filter(&self.prefix, shard);
+            let last = api::stored(connection, name, &Which::last(&filter)).await.map_err(failure)?;
+            let entry = ledger.read(shard).await?;
+            let record = entry.and_then(|entry| Record::decode(&entry.record).ok());
+            let is_done = last.is_none_or(|last| {
+                record
+                    .is_some_and(|record| record.stream_created == info.created && record.floor.0 >= last.seq)
+            });
+            unwritten += usize::from(!is_done);
+        }
+        Ok(Some(unwritten))
+    }
+
     /// Consumers named like ours, of shards that no longer are: their rows wait for nobody.
-    async fn stray_consumers(&self, connection: &Connection) -> Result<Vec<Finding>, TopologyError> {
+    async fn stray_consumers(
+        &self,
+        connection: &Connection,
+        number: u32,
+    ) -> Result<Vec<Finding>, TopologyError> {
         #[derive(Deserialize)]
         struct Names {
             #[serde(default)]
@@ -765,14 +1137,14 @@ impl Topology {
         struct Page {
             offset: usize,
         }
-        const PAGES: usize = 64;
+        let stream = self.streams().name(number);
         let mut names = BTreeSet::new();
         for _ in 0..PAGES {
-            let subject = format!("$JS.API.CONSUMER.NAMES.{}", self.stream);
+            let subject = format!("$JS.API.CONSUMER.NAMES.{stream}");
             let page: Names = connection
                 .call(&subject, &Page { offset: names.len() }, CALL_TIMEOUT)
                 .await
-                .map_err(|error| failed(&stream_object(&self.stream), &error))?;
+                .map_err(|error| failed(&stream_object(&stream), &error))?;
             let before = names.len();
             names.extend(page.consumers.unwrap_or_default());
             if names.len() == before {
@@ -782,23 +1154,31 @@ impl Topology {
         let ours = format!("{}-", self.durable);
         let stray = names.iter().filter(|name| {
             name.strip_prefix(&ours)
-                .and_then(|shard| shard.parse::<u32>().ok())
-                .is_some_and(|shard| shard >= self.shards)
+                .and_then(|shard| shard.parse().ok())
+                .map(ShardId)
+                .is_some_and(|shard| shard.0 >= self.shards || self.streams().number_of(shard) != number)
         });
         Ok(stray
             .map(|name| Finding {
                 severity: Severity::Recommended,
                 object: consumer_object(name),
                 field: String::new(),
-                problem: format!("a shard above the configured {}; nobody reads it", self.shards),
-                fix: format!(
-                    "make sure that its rows are written, then `nats consumer rm {} {name}`",
-                    self.stream
-                ),
+                problem: if self.streams > 1 {
+                    format!("a shard that the stream {stream} does not have; nobody reads it")
+                } else {
+                    format!("a shard above the configured {}; nobody reads it", self.shards)
+                },
+                fix: format!("make sure that its rows are written, then `nats consumer rm {stream} {name}`"),
             })
             .collect())
     }
 }
+
+/// Pages of names that are looked through.
+const PAGES: usize = 64;
+
+/// Which streams there are.
+const STREAM_NAMES: &str = "$JS.API.STREAM.NAMES";
 
 /// Fields without which rows could be lost, reordered or stuck.
 const STREAM_REQUIRED: &[&str] = &[
@@ -857,6 +1237,13 @@ fn as_map(config: &impl Serialize) -> Map<String, Value> {
         // These types hold strings, numbers and lists of them.
         other => unreachable!("a configuration that is no JSON object: {other:?}"),
     }
+}
+
+/// The same of a stream. A transform that should not be there is a difference, too.
+fn stream_map(config: &StreamConfig) -> Map<String, Value> {
+    let mut map = as_map(config);
+    map.entry("subject_transform").or_insert(Value::Null);
+    map
 }
 
 /// A field that is not as it should be.
@@ -980,7 +1367,7 @@ async fn apply_stream(
     resharding: Resharding,
 ) -> Result<Applied, TopologyError> {
     let object = stream_object(&config.name);
-    let desired = as_map(config);
+    let desired = stream_map(config);
     let found = find_stream(connection, &config.name).await.map_err(|error| failed(&object, &error))?;
     let Some(found) = found else {
         let subject = format!("$JS.API.STREAM.CREATE.{}", config.name);
@@ -991,15 +1378,22 @@ async fn apply_stream(
     if differences.is_empty() {
         return Ok(Applied { object, action: Action::Unchanged, changes: Vec::new() });
     }
-    if let Some(transform) = differences.iter().find(|difference| difference.field == "subject_transform")
+    // Which shard a row belongs to says the transform, or with several streams what each of them takes.
+    let mapped = |difference: &&Difference| match difference.field.as_str() {
+        "subject_transform" => true,
+        "subjects" => config.subject_transform.is_none(),
+        _ => false,
+    };
+    if let Some(mapping) = differences.iter().find(mapped)
         && found.state.messages > 0
         && resharding == Resharding::Refuse
     {
+        let shown = |value: &Value| shown("", value.get("dest").unwrap_or(value));
         return Err(TopologyError::Reshard {
             object,
             messages: found.state.messages,
-            from: shown("", &transform.is["dest"]),
-            to: shown("", &transform.should["dest"]),
+            from: shown(&mapping.is),
+            to: shown(&mapping.should),
         });
     }
     let changes = changes(&differences);
@@ -1042,12 +1436,54 @@ mod tests {
     #[test]
     fn the_stream_maps_tables_to_shards() {
         let topology = Topology { prefix: "eu.ingest".into(), shards: 4, ..Topology::default() };
-        let config = serde_json::to_value(topology.stream_config()).unwrap();
+        let config = serde_json::to_value(topology.stream_config(0)).unwrap();
         assert_eq!(config["subjects"], serde_json::json!(["eu.ingest.*"]));
         assert_eq!(config["subject_transform"]["src"], "eu.ingest.*");
         assert_eq!(config["subject_transform"]["dest"], "eu.ingest.{{partition(4,1)}}.{{wildcard(1)}}");
         assert_eq!(config["retention"], "limits");
         assert_eq!(config["discard"], "new");
+    }
+
+    #[test]
+    fn shards_are_spread_over_streams() {
+        let topology = Topology { streams: 3, shards: 8, prefix: "eu.ingest".into(), ..Topology::default() };
+        assert_eq!(topology.validate(), Ok(()));
+        let Document { streams, consumers, mappings, .. } = topology.document();
+        let names: Vec<_> = streams.iter().map(|stream| stream.name.as_str()).collect();
+        assert_eq!(names, ["INGEST-0", "INGEST-1", "INGEST-2", "INGEST_DEAD"]);
+        assert_eq!(streams[1].subjects, ["eu.ingest.1.*", "eu.ingest.4.*", "eu.ingest.7.*"]);
+        assert!(streams.iter().all(|stream| stream.subject_transform.is_none()));
+        for (shard, consumer) in (0..).zip(&consumers) {
+            assert_eq!(consumer.stream, format!("INGEST-{}", shard % 3));
+            assert_eq!(topology.source(ShardId(shard), Duration::ZERO).stream, consumer.stream);
+        }
+        assert_eq!(mappings["eu.ingest.*"], "eu.ingest.{{partition(8,1)}}.{{wildcard(1)}}");
+        let text = topology.mapping_config().unwrap();
+        assert!(text.contains(r#""eu.ingest.*": "eu.ingest.{{partition(8,1)}}.{{wildcard(1)}}""#), "{text}");
+        assert_eq!(Topology::default().mapping_config(), None);
+        // Each daemon reads and trims every stream, and nothing else.
+        let daemon = topology.permissions().daemon.publish.allow;
+        for stream in ["INGEST-0", "INGEST-1", "INGEST-2"] {
+            assert!(
+                daemon.contains(&api::stream_purge(stream)) && daemon.contains(&api::message_get(stream))
+            );
+        }
+        assert!(daemon.contains(&api::consumer_next("INGEST-1", "holdfast-7")));
+        assert!(!daemon.iter().any(|subject| subject.ends_with(".INGEST")));
+    }
+
+    #[test]
+    fn a_stream_has_one_name() {
+        let streams = Streams::new("IN-1", 12);
+        assert_eq!(streams.to_string(), "IN-1-0 to IN-1-11");
+        for number in 0..12 {
+            assert_eq!(streams.number(&streams.name(number)), Some(number));
+        }
+        for other in ["IN-1", "IN-1-12", "IN-1-01", "IN-1-+1", "IN-1-", "IN-10", "IN-1-1-1", ""] {
+            assert_eq!(streams.number(other), None, "{other}");
+        }
+        let one = Streams::from("IN");
+        assert_eq!((one.of(ShardId(5)), one.number("IN"), one.number("IN-0")), ("IN".into(), Some(0), None));
     }
 
     #[test]
@@ -1082,6 +1518,9 @@ mod tests {
             (Topology { prefix: "$JS".into(), ..Topology::default() }, "prefix"),
             (Topology { shards: 0, ..Topology::default() }, "shards"),
             (Topology { dead_letters: "INGEST".into(), ..Topology::default() }, "dead_letters"),
+            (Topology { streams: 0, ..Topology::default() }, "streams"),
+            (Topology { streams: 9, ..Topology::default() }, "streams"),
+            (Topology { streams: 2, dead_letters: "INGEST-1".into(), ..Topology::default() }, "dead_letters"),
             (Topology { retention: RetentionPolicy::WorkQueue, ..Topology::default() }, "retention"),
             (Topology { max_bytes: Some(u64::MAX), ..Topology::default() }, "max_bytes"),
             (Topology { pinned_ttl: Duration::ZERO, ..Topology::default() }, "pinned_ttl"),
@@ -1122,7 +1561,7 @@ mod tests {
                 "{subject}"
             );
         }
-        assert_eq!(permissions.publisher.publish.allow, ["ingest.*"]);
+        assert_eq!(permissions.publisher.publish.allow, ["ingest.*", "$JS.API.STREAM.INFO.INGEST"]);
         let acks = Topology { ack_policy: AckPolicy::Explicit, ..Topology::default() };
         let daemon = acks.permissions().daemon.publish.allow;
         for form in ["$JS.ACK.INGEST.holdfast-7.>", "$JS.ACK.*.*.INGEST.holdfast-7.>"] {

@@ -455,5 +455,6 @@ fn claims_config(
 }
 
 fn trim_config(scenario: &Scenario) -> trim::Config {
-    trim::Config { shards: scenario.shards, interval: scenario.trim_interval, history: scenario.history }
+    let shards = (0..scenario.shards).map(ShardId).collect();
+    trim::Config { shards, interval: scenario.trim_interval, history: scenario.history }
 }

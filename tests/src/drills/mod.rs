@@ -41,7 +41,13 @@ pub struct Settings {
     pub ack_policy: String,
     /// `limits` or `workqueue`.
     pub retention: String,
+    /// Streams that the shards are spread over.
+    pub streams: u32,
 }
+
+/// Drills that are about one stream, and take no other number of them.
+pub const ONE_STREAM: &[&str] =
+    &["blocked-owner", "deleted-durable", "deleted-stream", "sick-table", "split-views"];
 
 impl Settings {
     /// A rig's options under these settings.
@@ -49,6 +55,7 @@ impl Settings {
         Options { shards, tables, ..Options::default() }
             .set("topology.ack_policy", &self.ack_policy)
             .set("topology.retention", &self.retention)
+            .set("topology.streams", self.streams)
     }
 
     /// A time, or a shorter one.

@@ -1,6 +1,7 @@
 //! A NATS cluster of three nodes, everything on all of them: the consumers' leaders step down, and the node of one is
 //! killed, again and again under load.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -26,9 +27,9 @@ pub(super) fn run(settings: &Settings, tell: &mut dyn FnMut(&str)) -> Result<Out
     let began = Instant::now();
     let (steps, kills) = if settings.short { (3, 2) } else { (8, 5) };
     for round in 1..=settings.rounds {
-        let mut cluster = NatsCluster::start(3)?;
         // The rig's own server is not used.
         let mut rig = Rig::bare(settings.rig(SHARDS, 6).set("batch.max_age", "50ms"))?;
+        let mut cluster = NatsCluster::start_with(3, &rig.mapping()?)?;
         rig.set("nats.url", cluster.url());
         rig.set("topology.replicas", 3);
         rig.set("topology.dead_letters", "");
@@ -36,6 +37,7 @@ pub(super) fn run(settings: &Settings, tell: &mut dyn FnMut(&str)) -> Result<Out
             rows::create_table(&rig.sql(), &table)?;
         }
         rig.expect(&["topology", "apply"])?;
+        spread(&cluster, &rig, settings.streams)?;
         let mut fleet = Fleet::new(&rig);
         fleet.start(2)?;
         fleet.settle(SHARDS, LONG)?;
@@ -47,8 +49,9 @@ pub(super) fn run(settings: &Settings, tell: &mut dyn FnMut(&str)) -> Result<Out
         for step in 0..steps {
             let shard = step % SHARDS;
             let moved = Moment::now();
-            ask(&cluster, &format!("CONSUMER.LEADER.STEPDOWN.INGEST.holdfast-{shard}"))?;
-            let led = led(&cluster, Some(shard), None)?;
+            let stream = rig.stream(shard);
+            ask(&cluster, &format!("CONSUMER.LEADER.STEPDOWN.{stream}.holdfast-{shard}"))?;
+            let led = led(&cluster, &rig, Some(shard), None)?;
             after_step.push((shard, moved, led));
             tell(&format!("consumer of shard {shard}: another leader after {:.2} s", led.since(moved)));
             flows(&rig, &mut fleet, &mut load)?;
@@ -56,17 +59,17 @@ pub(super) fn run(settings: &Settings, tell: &mut dyn FnMut(&str)) -> Result<Out
         let mut after_kill = Vec::new();
         for kill in 0..kills {
             let shard = kill % SHARDS;
-            let name = leader(&cluster, &consumer(shard)).unwrap_or_default();
+            let name = leader(&cluster, &consumer(&rig, shard)).unwrap_or_default();
             let place = cluster.nodes.iter().position(|node| node.name() == name).unwrap_or_default();
             let killed = Moment::now();
             cluster.nodes[place].kill()?;
-            let led = led(&cluster, None, Some(&name))?;
+            let led = led(&cluster, &rig, None, Some(&name))?;
             after_kill.push((shard, killed, led));
             tell(&format!("{name} killed: leaders of everything after {:.2} s", led.since(killed)));
             flows(&rig, &mut fleet, &mut load)?;
             cluster.nodes[place].restart()?;
             // Another one may go only when this one has caught up.
-            whole(&cluster)?;
+            whole(&cluster, &rig)?;
             flows(&rig, &mut fleet, &mut load)?;
         }
         let published = load.finish()?.len() as u64;
@@ -112,8 +115,34 @@ pub(super) fn run(settings: &Settings, tell: &mut dyn FnMut(&str)) -> Result<Out
     Ok(outcome)
 }
 
-fn consumer(shard: u32) -> String {
-    format!("CONSUMER.INFO.INGEST.holdfast-{shard}")
+fn consumer(rig: &Rig, shard: u32) -> String {
+    format!("CONSUMER.INFO.{}.holdfast-{shard}", rig.stream(shard))
+}
+
+/// The questions about every stream and the bucket.
+fn streams(rig: &Rig) -> BTreeSet<String> {
+    let rows = (0..SHARDS).map(|shard| rig.stream(shard));
+    rows.chain(["KV_HOLDFAST".to_owned()]).map(|stream| format!("STREAM.INFO.{stream}")).collect()
+}
+
+/// Lets the rows' streams have leaders on different nodes, as many as there are nodes: that is what several are for.
+fn spread(cluster: &NatsCluster, rig: &Rig, streams: u32) -> Result<()> {
+    let leads = |stream: &str| leader(cluster, &format!("STREAM.INFO.{stream}"));
+    let names: Vec<String> = (0..streams).map(|number| rig.stream(number)).collect();
+    wait::until_true("leaders on different nodes", LONG, || {
+        let found: Vec<Option<String>> = names.iter().map(|name| leads(name)).collect();
+        let distinct: BTreeSet<&String> = found.iter().flatten().collect();
+        if found.iter().all(Option::is_some) && distinct.len() == names.len().min(cluster.nodes.len()) {
+            return true;
+        }
+        // Who is next is the servers' choice.
+        let second = found.iter().enumerate().find(|(place, leader)| found[..*place].contains(leader));
+        if let Some((place, Some(_))) = second {
+            let _ = ask(cluster, &format!("STREAM.LEADER.STEPDOWN.{}", names[place]));
+        }
+        false
+    })?;
+    Ok(())
 }
 
 /// Asks any node that answers.
@@ -134,11 +163,11 @@ fn leader(cluster: &NatsCluster, question: &str) -> Option<String> {
 }
 
 /// When a shard's consumer, or all, the stream and the bucket have leaders, none of which is `gone`.
-fn led(cluster: &NatsCluster, shard: Option<u32>, gone: Option<&str>) -> Result<Moment> {
-    let mut questions = vec!["STREAM.INFO.INGEST".to_owned(), "STREAM.INFO.KV_HOLDFAST".to_owned()];
+fn led(cluster: &NatsCluster, rig: &Rig, shard: Option<u32>, gone: Option<&str>) -> Result<Moment> {
+    let mut questions = streams(rig);
     match shard {
-        Some(shard) => questions.push(consumer(shard)),
-        None => questions.extend((0..SHARDS).map(consumer)),
+        Some(shard) => drop(questions.insert(consumer(rig, shard))),
+        None => questions.extend((0..SHARDS).map(|shard| consumer(rig, shard))),
     }
     let mut missing = "";
     let outcome = wait::until_true("leaders of everything", LONG, || {
@@ -152,9 +181,9 @@ fn led(cluster: &NatsCluster, shard: Option<u32>, gone: Option<&str>) -> Result<
 }
 
 /// Waits until every node has all there is of everything.
-fn whole(cluster: &NatsCluster) -> Result<()> {
-    let mut questions = vec!["STREAM.INFO.INGEST".to_owned(), "STREAM.INFO.KV_HOLDFAST".to_owned()];
-    questions.extend((0..SHARDS).map(consumer));
+fn whole(cluster: &NatsCluster, rig: &Rig) -> Result<()> {
+    let mut questions = streams(rig);
+    questions.extend((0..SHARDS).map(|shard| consumer(rig, shard)));
     let is_whole = |question: &String| {
         let up = cluster.nodes.iter().filter(|node| node.pid().is_some());
         let info = up.map(|node| node.jetstream().patience(PATIENCE).api(question, &json!({})));

@@ -9,5 +9,6 @@ mod delivery;
 mod ledger;
 mod publish;
 mod server;
+mod several_streams;
 mod topology;
 mod unreceivable;

@@ -155,7 +155,7 @@ impl Rig {
     }
 
     pub(crate) fn publisher(&self, options: publish::Options) -> Publisher {
-        Publisher::new(self.connection.clone(), &self.topology.stream, &self.topology.prefix, options)
+        Publisher::new(self.connection.clone(), self.topology.streams(), &self.topology.prefix, options)
     }
 
     /// `count` rows `{"n":0}`, `{"n":1}` … of `table`; their sequences.

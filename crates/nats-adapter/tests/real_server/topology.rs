@@ -124,6 +124,7 @@ async fn the_printed_permissions_are_enough() {
     publisher.flush().await.unwrap();
 
     let daemon = connect("daemon").await;
+    assert_eq!(topology.check(&daemon).await.unwrap(), [], "what it does before it starts");
     let mut member = Member::new(daemon.clone(), &topology, ShardId(0));
     let pull = member.pull(1, None, 10, Duration::from_secs(5));
     assert_eq!(member.run(pull).await, PullEnd::Full);
