@@ -29,6 +29,14 @@ pub fn holdfast_binary(release: bool) -> Result<PathBuf> {
     binary("HOLDFAST_BIN", "holdfast", release)
 }
 
+/// `holdfast` with the formats of a next version, built for development.
+///
+/// # Errors
+/// When the build fails.
+pub fn next_holdfast_binary() -> Result<PathBuf> {
+    build("holdfast", "holdfast-next", false, &["next-format"])
+}
+
 /// The launcher and guard of development servers: the one that `HOLDFAST_CHSERVE` names, or else built.
 ///
 /// # Errors
@@ -42,7 +50,7 @@ pub fn chserve_binary() -> Result<PathBuf> {
 /// # Errors
 /// When the build fails.
 pub fn testbed_binary(name: &str) -> Result<PathBuf> {
-    build("holdfast-testbed", name, true)
+    build("holdfast-testbed", name, true, &[])
 }
 
 /// A path from the environment, if it is set and not empty.
@@ -68,15 +76,18 @@ fn binary(variable: &'static str, package: &str, release: bool) -> Result<PathBu
     if let Some(path) = built.get(&(package.to_owned(), release)) {
         return Ok(path.clone());
     }
-    let path = build(package, package, release)?;
+    let path = build(package, package, release, &[])?;
     built.insert((package.to_owned(), release), path.clone());
     Ok(path)
 }
 
 /// Builds a package's binary. Asks cargo where it put it, since that depends on the target
 /// folder that the user chose.
-fn build(package: &str, name: &str, release: bool) -> Result<PathBuf> {
+fn build(package: &str, name: &str, release: bool, features: &[&str]) -> Result<PathBuf> {
     let mut arguments = vec!["build", "--package", package, "--bin", name];
+    for feature in features {
+        arguments.extend(["--features", feature]);
+    }
     if release {
         arguments.push("--release");
     }

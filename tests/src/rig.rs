@@ -142,6 +142,11 @@ impl Rig {
         }
     }
 
+    /// Another build of `holdfast` for the commands that are run from now on.
+    pub fn set_binary(&mut self, binary: PathBuf) {
+        self.binary = binary;
+    }
+
     /// Sets a configuration key for whatever is started from now on.
     pub fn set(&mut self, key: &str, value: impl std::fmt::Display) {
         self.options.settings.push((key.to_owned(), value.to_string()));

@@ -69,7 +69,7 @@ fn adapters_know_the_core_and_not_each_other() {
 }
 
 #[test]
-fn no_mutant_can_be_reached_in_a_daemon() {
+fn no_mutant_and_no_next_format_can_be_reached_in_a_daemon() {
     let output = Command::new(build::cargo())
         .args(["tree", "--package", "holdfast", "--edges", "features,normal,build", "--prefix", "none"])
         .current_dir(build::workspace())
@@ -79,4 +79,5 @@ fn no_mutant_can_be_reached_in_a_daemon() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("holdfast-core"), "{text}");
     assert!(!text.contains("mutants"), "the daemon is built with mutants");
+    assert!(!text.contains("next-format"), "the daemon is built with the formats of a next version");
 }

@@ -76,7 +76,9 @@ pub(crate) fn plan(
     if let Some(reuse) = reuse(seen, stored.high) {
         return Err(ShardFailure::SequencesReused(reuse));
     }
-    Ok(Plan { record: Record { epoch, writer, ..stored.clone() }, made_anew: false })
+    // An older one is carried on in this code's layout.
+    let record = Record { version: Record::VERSION, epoch, writer, ..stored.clone() };
+    Ok(Plan { record, made_anew: false })
 }
 
 /// A record that says no more than its floor.
@@ -199,7 +201,8 @@ mod tests {
 
     #[test]
     fn a_stored_record_is_carried_on_in_the_next_epoch() {
-        let record = planned(Some(stored()), &seen(), None).unwrap();
+        let record = planned(Some(Record { version: 0, ..stored() }), &seen(), None).unwrap();
+        assert_eq!(record.version, Record::VERSION, "also of an older layout");
         assert_eq!((record.epoch, record.writer, record.floor), (5, WRITER, Seq(60)));
     }
 

@@ -13,6 +13,7 @@ pub mod claims;
 mod commit;
 mod destination;
 pub mod fence;
+pub mod format;
 pub mod intake;
 pub mod lane;
 mod letter;

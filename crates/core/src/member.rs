@@ -12,6 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::format;
 use crate::ports::delivery::PinId;
 use crate::record::Session;
 use crate::row::ShardId;
@@ -191,7 +192,7 @@ pub enum MemberError {
 
 impl Member {
     /// The layout that this code writes.
-    pub const VERSION: u32 = 1;
+    pub const VERSION: u32 = format::VERSION;
     /// The longest record that is looked at, in bytes.
     pub const MAX_BYTES: usize = 512 * 1024;
     /// The most shards that a record speaks of, and that a topology has.
@@ -206,7 +207,7 @@ impl Member {
     #[must_use]
     pub fn encode(&self) -> Bytes {
         debug_assert_eq!(self.defect(), None, "{self:?}");
-        serde_json::to_vec(self).expect("a member's record is plain data").into()
+        format::encode(self)
     }
 
     /// Reads a stored record. Fields that are not known are passed over, whichever version wrote them; a
@@ -225,7 +226,7 @@ impl Member {
         }
         let broken = |error: serde_json::Error| MemberError::Broken(error.to_string());
         let Version { version } = serde_json::from_slice(bytes).map_err(broken)?;
-        let read = serde_json::from_slice::<Self>(bytes)
+        let read = format::decode::<Self>(bytes)
             .map_err(broken)
             .and_then(|member| member.defect().map_or(Ok(member), |defect| Err(MemberError::Broken(defect))));
         if version > Self::VERSION { read.map_err(|_| MemberError::Newer(version)) } else { read }

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
+use crate::format;
 use crate::ports::dead_letters::Cause;
 use crate::ports::store::Target;
 use crate::row::{Mark, Seq, TableName};
@@ -150,7 +151,7 @@ pub enum RecordError {
 
 impl Record {
     /// The layout that this code writes.
-    pub const VERSION: u32 = 1;
+    pub const VERSION: u32 = format::VERSION;
 
     /// What names the stream in tokens, in the stream column and in dead letters: its creation time, made another
     /// by every rebase, since the same sequences are other rows then. (Two streams of one name are never created
@@ -174,7 +175,8 @@ impl Record {
     #[must_use]
     pub fn encode(&self) -> Bytes {
         debug_assert_eq!(self.defect(), None, "{self:?}");
-        serde_json::to_vec(self).expect("a record is plain data").into()
+        debug_assert_eq!(self.version, Self::VERSION, "what is written has the writer's version");
+        format::encode(self)
     }
 
     /// Reads a stored record. Whatever the bytes are, nothing worse than an error comes of them.
@@ -192,7 +194,7 @@ impl Record {
         if version > Self::VERSION {
             return Err(RecordError::Newer(version));
         }
-        let record: Self = serde_json::from_slice(bytes).map_err(broken)?;
+        let record: Self = format::decode(bytes).map_err(broken)?;
         match record.defect() {
             None => Ok(record),
             Some(defect) => Err(RecordError::Broken(defect)),

@@ -144,15 +144,20 @@ impl Trim {
             return;
         };
         let record = match outcome {
-            Ok(Some(entry)) => Record::decode(&entry.record).ok(),
-            Ok(None) | Err(_) => None,
+            Ok(Some(entry)) if entry.record.is_empty() => Err("it was deleted".to_owned()),
+            Ok(Some(entry)) => Record::decode(&entry.record).map_err(|error| error.to_string()),
+            Ok(None) => Err("there is none yet".to_owned()),
+            Err(failure) => Err(failure.to_string()),
         };
-        let Some(record) = record else {
+        let record = match record {
+            Ok(record) => record,
             // A shard that nothing is known of holds everything back.
-            let why = format!("nothing is known of shard {shard}: its record is missing or cannot be read");
-            out.push(Action::Notice(Notice::Waiting { what: "trim", why }));
-            self.step = Step::Rest(now + self.config.interval);
-            return;
+            Err(why) => {
+                let why = format!("nothing is known of shard {shard} without its record: {why}");
+                out.push(Action::Notice(Notice::Waiting { what: "trim", why }));
+                self.step = Step::Rest(now + self.config.interval);
+                return;
+            }
         };
         asks.remove(&shard);
         floors.insert(shard, (record.stream_created, record.floor, record.high));

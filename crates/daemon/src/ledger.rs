@@ -140,6 +140,9 @@ fn show(all: &[Shown]) -> Result<(), Exit> {
             continue;
         };
         let mut more = format!("epoch {} of {:?}", record.epoch, record.writer.session);
+        if record.version < Record::VERSION {
+            let _ = write!(more, ", as version {} wrote it", record.version);
+        }
         match record.rebased {
             0 => {}
             1 => more.push_str(", rebased once"),

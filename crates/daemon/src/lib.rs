@@ -28,3 +28,10 @@ pub mod sim;
 pub mod status;
 pub mod topology;
 pub mod verify;
+
+/// The version of this software, for people.
+pub const VERSION: &str = if cfg!(feature = "next-format") {
+    concat!(env!("CARGO_PKG_VERSION"), "+next-format")
+} else {
+    env!("CARGO_PKG_VERSION")
+};

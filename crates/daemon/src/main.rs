@@ -8,7 +8,7 @@ use holdfast::config::Config;
 use holdfast::exit::Exit;
 use holdfast::{check, dead_letters, demo, ledger, log, pause, publish, run, sim, status, topology, verify};
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let cli = Cli::parse();
     log::start(cli.log_format);
     match carry_out(&cli) {

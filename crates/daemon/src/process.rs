@@ -259,9 +259,12 @@ impl Process {
             let view = lock(shard);
             let shared = sharing.shards.get(number);
             let is_mine = shared.is_some_and(|shared| shared.mine != "free");
-            if let Some(failure) = &view.failure {
+            // Whoever could not have it, somebody else can: one of a newer version, say.
+            let homeless = shared.is_none_or(|shared| shared.home.is_none());
+            let failed = shared.and_then(|shared| shared.failed.first()).filter(|_| homeless);
+            if let Some(failure) = view.failure.as_ref().filter(|_| homeless) {
                 causes.push(format!("shard {number} ended: {failure}"));
-            } else if let Some((who, why)) = shared.and_then(|shared| shared.failed.first()) {
+            } else if let Some((who, why)) = failed {
                 causes.push(format!("shard {number} ended at {who}: {why}"));
             } else if is_mine && !view.ready {
                 unready.push(number.to_string());
@@ -297,7 +300,9 @@ impl Process {
         }
         let sharing = lock(&self.sharing);
         // Failed here or elsewhere, or nobody's although its rows wait.
-        let unowned = sharing.shards.iter().filter(|shard| shard.unowned || !shard.failed.is_empty()).count();
+        let nobodys =
+            |shard: &&SharedShard| shard.unowned || (!shard.failed.is_empty() && shard.home.is_none());
+        let unowned = sharing.shards.iter().filter(nobodys).count();
         gauges.unowned = gauges.unowned.max(u32::try_from(unowned).unwrap_or(u32::MAX));
         let others = sharing.members.iter().filter(|member| member.gone.is_none()).count();
         gauges.members = u32::try_from(others + 1).unwrap_or(u32::MAX);
@@ -387,7 +392,7 @@ impl Process {
         document.members.push(Member {
             node: self.node.clone(),
             session: format!("{:?}", self.session),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: crate::VERSION.to_owned(),
             phase: lock(&self.stage).word().to_owned(),
             ready: causes.is_empty(),
             causes,

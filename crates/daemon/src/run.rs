@@ -8,7 +8,7 @@ use holdfast_core::claims::{self, Claims, Notice, Order, Status};
 use holdfast_core::member::MemberId;
 use holdfast_core::notice::{Report, ShardFailure};
 use holdfast_core::ports::members;
-use holdfast_core::record::Session;
+use holdfast_core::record::{RecordError, Session};
 use holdfast_core::row::ShardId;
 use holdfast_nats::members::{Meeting, Members};
 use tokio::signal::unix::{SignalKind, signal};
@@ -135,7 +135,7 @@ fn claims_config(config: &Config, process: &Process) -> Result<claims::Config, E
         probe,
         rows: config.limits.held_rows,
         bytes: config.held_bytes(),
-        software: env!("CARGO_PKG_VERSION").to_owned(),
+        software: crate::VERSION.to_owned(),
         fingerprint: config.fingerprint(),
     };
     match machine.defect() {
@@ -250,7 +250,7 @@ impl Observer for Conductor {
                 warn!(%member, "a daemon has another configuration, or another version");
             }
             Notice::NewerVersion { member } => {
-                warn!(%member, "a daemon has a newer version: finish the upgrade");
+                warn!(%member, "a daemon has a newer version: its shards are left to it; finish the upgrade");
             }
             Notice::Unreadable { key, why } => warn!(key, why, "a member's record cannot be read"),
             Notice::TooManyMembers => error!("there are more members in the bucket than are looked at"),
@@ -275,7 +275,8 @@ impl Observer for Conductor {
             Report::Ready | Report::Owned { .. } => {
                 course.ready.insert(shard);
             }
-            Report::Lost => {}
+            // What is left to newer daemons is not lost.
+            Report::Lost | Report::Failed(ShardFailure::Record(RecordError::Newer(_))) => {}
             Report::Released { clean } => {
                 course.unwritten |= !clean && course.stopping_since.is_some();
                 if let Some((reason, since)) = course.leaving.remove(&shard) {

@@ -14,6 +14,7 @@ use holdfast_core::notice::{Notice, Report, ShardFailure, Trouble};
 use holdfast_core::ports::delivery::PinId;
 use holdfast_core::ports::store::{Level, Target};
 use holdfast_core::ports::{Failure, FailureClass};
+use holdfast_core::record::RecordError;
 use holdfast_core::row::{ShardId, TableName};
 use holdfast_core::shard::Status;
 use holdfast_core::time;
@@ -435,6 +436,9 @@ impl Observer for Watcher {
             }
             // Of all shards alike, and told once at the end.
             Report::Failed(ShardFailure::StartNeeded) => debug!(shard, "no record and no start"),
+            Report::Failed(failure @ ShardFailure::Record(RecordError::Newer(_))) => {
+                warn!(shard, "the shard is left to newer daemons: {failure}");
+            }
             Report::Failed(failure) => error!(shard, "shard ended: {failure}"),
         }
         drop(self.reports.send((id, report.clone())));

@@ -234,9 +234,10 @@ fn has(shard: &Shard) -> String {
     }
 }
 
-/// Why it ended is among its member's causes.
+/// Why it ended is among its member's causes, unless somebody else has it.
 fn reasons(shard: &Shard) -> impl Iterator<Item = &String> {
-    [&shard.ledger_trouble, &shard.waiting].into_iter().flatten()
+    let failure = if shard.home.is_some() { &shard.failure } else { &None };
+    [failure, &shard.ledger_trouble, &shard.waiting].into_iter().flatten()
 }
 
 fn left_off(text: &mut String, more: u64) {

@@ -38,6 +38,7 @@ impl Claims {
             }
         }
         let seats = seats.into_iter().map(|(shard, (_, id))| (shard, id)).collect();
+        leave_to_newer(&live, &seats, &mut barred);
         self.plan = assign(&shards, &members, &barred, &seats);
         // A pin that somebody alive has is no dead owner's.
         let owned = |shard: &ShardId| {
@@ -152,6 +153,23 @@ impl Claims {
             for place in held.into_iter().filter(|place| !fresh.contains(place)) {
                 self.order(place, Order::Share(share), out);
             }
+        }
+    }
+}
+
+/// Bars members from shards that one of a newer version has: their records may be of that version, and unreadable to
+/// them.
+fn leave_to_newer(
+    live: &[&Member],
+    seats: &BTreeMap<ShardId, MemberId>,
+    barred: &mut BTreeMap<MemberId, BTreeSet<ShardId>>,
+) {
+    let versions: BTreeMap<&MemberId, u32> = live.iter().map(|member| (&member.id, member.version)).collect();
+    for (id, version) in &versions {
+        let newer = |seat: &MemberId| versions.get(seat).is_some_and(|other| other > version);
+        let mut theirs = seats.iter().filter(|(_, seat)| newer(seat)).map(|(shard, _)| *shard).peekable();
+        if theirs.peek().is_some() {
+            barred.entry((*id).clone()).or_default().extend(theirs);
         }
     }
 }

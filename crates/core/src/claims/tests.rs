@@ -590,6 +590,24 @@ fn a_member_of_a_newer_version_lives_keeps_and_is_told_of() {
 }
 
 #[test]
+fn what_a_newer_member_has_is_left_to_newer_ones() {
+    let newer = |name, shards: Vec<u32>| Member { version: Member::VERSION + 1, ..other(name, shards) };
+    let planned = |bench: &Bench, name| bench.claims.plan.values().filter(|home| **home == id(name)).count();
+    let mut bench = Bench::ready("a", 4, &[newer("b", vec![0, 1, 2, 3])]);
+    assert_eq!((bench.claimed(), planned(&bench, "b")), (vec![], 4), "it could not read their records");
+    bench.changed(&newer("c", vec![]));
+    assert_eq!([planned(&bench, "a"), planned(&bench, "b"), planned(&bench, "c")], [0, 2, 2]);
+    // The other way round it is as ever: shards go to new members, and an old one keeps its share.
+    let bench = Bench::ready("b", 4, &[other("a", [0, 1, 2, 3]), newer("c", vec![])]);
+    assert_eq!([planned(&bench, "a"), planned(&bench, "b"), planned(&bench, "c")], [2, 1, 1]);
+    // Nobody has them any more: it is tried.
+    let mut bench = Bench::ready("a", 4, &[newer("b", vec![0, 1, 2, 3])]);
+    bench.take();
+    bench.members(members::Reply::Removed { key: "b".into() });
+    assert_eq!(bench.claimed(), vec![0, 1, 2, 3]);
+}
+
+#[test]
 fn the_records_of_those_that_crashed_long_ago_are_deleted() {
     let mut bench = Bench::ready("a", 1, &[other("b", [])]);
     bench.pass(SECOND * 700);
