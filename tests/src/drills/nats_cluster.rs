@@ -38,6 +38,12 @@ pub(super) fn run(settings: &Settings, tell: &mut dyn FnMut(&str)) -> Result<Out
         }
         rig.expect(&["topology", "apply"])?;
         spread(&cluster, &rig, settings.streams)?;
+        let sole = ["publish", "--table", "t0", "--generate", "64", "--count", "1", "--sole-publisher"];
+        let refused = rig.holdfast(&sole)?;
+        let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+        outcome.demand(!refused.status.success() && words.contains("has 3 replicas"), || {
+            format!("a sole publisher was not refused on a stream with replicas: {words}")
+        });
         let mut fleet = Fleet::new(&rig);
         fleet.start(2)?;
         fleet.settle(SHARDS, LONG)?;
