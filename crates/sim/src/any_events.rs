@@ -1,7 +1,8 @@
 //! Any events, in any order, any number of times, straight into one shard: it must never panic and never break
 //! the rules, whatever its surroundings do.
 //!
-//! Bytes decide; so the same code serves property tests and fuzzers. The ledger is a real one (an answer may lie
+//! Bytes decide, a few for each step; so the same code serves property tests and fuzzers, and a step that is left
+//! out leaves the others as they were. The ledger is a real one (an answer may lie
 //! only by leaving open whether a write was stored, as a lost answer does). Everything else answers what it
 //! likes: rows of any number from any inbox under any pin, answers to questions long settled, twice, or never.
 
@@ -30,6 +31,7 @@ use holdfast_core::shard::{Config, Shard};
 use holdfast_core::time::{Instant, Timestamp};
 
 use crate::bucket::Bucket;
+use crate::choices::Choices;
 use crate::invariants::doubt::Doubts;
 use crate::invariants::intent::Intents;
 use crate::invariants::{Violation, record, trim, violated};
@@ -44,23 +46,8 @@ const STALE: Duration = Duration::from_secs(4);
 /// Commands older than this many are not answered any more.
 const REMEMBERED: usize = 24;
 
-/// Reads decisions from bytes; zeros when they are used up.
-struct Bytes<'a>(&'a [u8]);
-
-impl Bytes<'_> {
-    fn next(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
-    }
-
-    fn below(&mut self, n: u8) -> u8 {
-        self.next() % n
-    }
-}
-
 struct Rig<'a> {
-    bytes: Bytes<'a>,
+    bytes: Choices<'a>,
     acks: Acks,
     now: Duration,
     shard: Shard,
@@ -97,12 +84,13 @@ pub struct Reached {
     pub released: u32,
 }
 
-/// Lets `bytes` decide what happens to a shard.
+/// Lets `steps` decide what happens to a shard, one after another; the first one decides how it is configured.
 ///
 /// # Errors
 /// The rule that was broken.
-pub fn any_events(bytes: &[u8]) -> Result<Reached, Violation> {
-    let mut bytes = Bytes(bytes);
+pub fn any_events(steps: &[impl AsRef<[u8]>]) -> Result<Reached, Violation> {
+    let mut steps = steps.iter().map(AsRef::as_ref);
+    let mut bytes = Choices(steps.next().unwrap_or_default());
     let acks = [Acks::None, Acks::Explicit, Acks::WorkQueue][usize::from(bytes.below(3))];
     let kinds = bytes.below(8);
     let parking = ParkingPolicy { dead_letters: kinds != 0, unknown_tables: kinds > 4 };
@@ -137,11 +125,12 @@ pub fn any_events(bytes: &[u8]) -> Result<Reached, Violation> {
         seq: 0,
         reached: Reached::default(),
     };
-    // Mostly claimed at once: else few sequences got far.
-    if rig.bytes.below(64) != 63 {
-        rig.hand(Event::Claim(Share { rows: 8, bytes: 4_000 }))?;
-    }
-    while !rig.bytes.0.is_empty() {
+    for (number, step) in steps.iter().enumerate() {
+        rig.bytes = Choices(step);
+        // Mostly claimed at once: else few sequences got far.
+        if number == 0 && rig.bytes.below(64) != 63 {
+            rig.hand(Event::Claim(Share { rows: 8, bytes: 4_000 }))?;
+        }
         rig.step()?;
     }
     Ok(rig.reached)

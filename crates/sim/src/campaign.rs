@@ -208,6 +208,32 @@ fn run_seed(seed: u64, profile: Profile) -> (Outcome, Option<Violation>) {
     (outcome, violation)
 }
 
+/// The first seed found that breaks something, as it is: for those who want to know whether, and not how.
+#[must_use]
+pub fn any_failing(options: &Options) -> Option<(u64, Violation)> {
+    let next = AtomicU64::new(options.first);
+    let end = options.first.saturating_add(options.seeds);
+    let found = Mutex::new(None);
+    let is_found = || found.lock().is_ok_and(|found| found.is_some());
+    std::thread::scope(|scope| {
+        for _ in 0..options.threads.max(1) {
+            scope.spawn(|| {
+                while !is_found() {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= end {
+                        break;
+                    }
+                    let violation = run(&Scenario::draw(seed, options.profile), false, true).violation;
+                    if let (Some(violation), Ok(mut found)) = (violation, found.lock()) {
+                        *found = Some((seed, violation));
+                    }
+                }
+            });
+        }
+    });
+    found.into_inner().ok().flatten()
+}
+
 /// A run in full.
 #[derive(Clone, Debug)]
 pub struct Trace {
@@ -224,7 +250,23 @@ pub struct Trace {
 /// Makes what a seed breaks as small as possible; none if it breaks nothing.
 #[must_use]
 pub fn shrunk(seed: u64, profile: Profile) -> Option<Shrunk> {
-    let scenario = Scenario::draw(seed, profile);
+    shrunk_scenario(Scenario::draw(seed, profile))
+}
+
+/// Runs the schedule that a fuzzer's bytes mean, whichever they are. What it breaks is made as small as possible.
+///
+/// # Errors
+/// What was broken, and what is left of the schedule.
+pub fn any_schedule(bytes: &[u8]) -> Result<(), (Violation, Option<Box<Shrunk>>)> {
+    let scenario = Scenario::of_bytes(bytes);
+    match run(&scenario, false, true).violation {
+        None => Ok(()),
+        Some(violation) => Err((violation, shrunk_scenario(scenario).map(Box::new))),
+    }
+}
+
+fn shrunk_scenario(scenario: Scenario) -> Option<Shrunk> {
+    let seed = scenario.seed;
     let violation = run(&scenario, false, true).violation?;
     let small = shrink(scenario, &violation, true);
     let outcome = run(&small, true, true);

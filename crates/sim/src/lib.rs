@@ -6,10 +6,12 @@
 //! the same trace, byte for byte, on every machine.
 
 mod agenda;
+mod any_claims;
 mod any_events;
 pub mod bucket;
 mod campaign;
 mod chance;
+mod choices;
 pub mod clickhouse;
 #[cfg(test)]
 mod cost;
@@ -32,8 +34,9 @@ mod truth;
 mod view;
 mod world;
 
+pub use any_claims::{Settled, any_claims};
 pub use any_events::{Reached, any_events};
-pub use campaign::{Failing, Options, Report, Shrunk, Trace, campaign, replay, shrunk};
+pub use campaign::{Failing, Options, Report, Shrunk, Trace, any_failing, any_schedule, campaign, replay, shrunk};
 pub use invariants::{NAMES as INVARIANTS, Violation};
 pub use marks::{Mark, Marks};
 #[cfg(feature = "mutants")]

@@ -182,7 +182,20 @@ impl Scenario {
 
     /// The most hours that a count of seeds can mean is what it says: see simulation.md.
     pub(crate) fn draw(seed: u64, profile: Profile) -> Self {
-        let chance = &mut Chance::new(seed, 1);
+        Self::drawn(&mut Chance::new(seed, 1), seed, profile)
+    }
+
+    /// What a fuzzer's bytes mean: a schedule like any other, with fewer rows, so that more are tried.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Self {
+        let chance = &mut Chance::of_bytes(bytes);
+        let seed = chance.below(1 << 16);
+        let mut scenario = Self::drawn(chance, seed, Profile::Swarm);
+        let rows = std::mem::take(&mut scenario.rows);
+        scenario.rows = rows.into_iter().step_by(4).collect();
+        scenario
+    }
+
+    fn drawn(chance: &mut Chance, seed: u64, profile: Profile) -> Self {
         let hostile = profile != Profile::Calm;
         let swarm = profile == Profile::Swarm;
         let processes = chance.between32(3, 5);
@@ -202,7 +215,9 @@ impl Scenario {
             dead_letters: !hostile || chance.permille(880),
             unknown_tables: hostile && chance.permille(300),
         };
-        let rows = draw_rows(chance, &tables, quiet_from, hostile, parking.dead_letters, quick);
+        let rows = chance.in_bulk(|chance| {
+            draw_rows(chance, &tables, quiet_from, hostile, parking.dead_letters, quick)
+        });
         let share_rows = chance.pick(&[24, 60, 200, 1_000]);
         let mut scenario = Self {
             seed,
