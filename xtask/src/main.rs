@@ -1,11 +1,16 @@
 //! Commands for whoever works on Holdfast: `cargo xtask …`.
 
 mod bench;
+mod campaign;
+mod command;
 mod drill;
+mod fuzz;
 mod interrupt;
 mod mutants;
+mod mutate;
 mod servers;
 mod test;
+mod tool;
 mod try_out;
 
 use std::process::ExitCode;
@@ -30,6 +35,12 @@ enum Command {
     Drill(drill::Options),
     /// Runs the simulator with safeguards off, one after another: each must be noticed
     Mutants(mutants::Options),
+    /// Runs fuzz targets: random input that learns from what it reaches
+    Fuzz(fuzz::Options),
+    /// Changes lines of the core, a tenth of all places, one after another: tests and simulator must notice
+    Mutate(mutate::Options),
+    /// The long run: simulator, safeguards off, fuzz targets and random kills on real servers, in turns
+    Campaign(campaign::Options),
     /// Measures Holdfast beside a plain loop that does the same work
     Bench(bench::Options),
     /// Runs what CI runs, and stops at the first failure
@@ -43,6 +54,9 @@ fn main() -> ExitCode {
         Command::Try(options) => try_out::run(&options),
         Command::Drill(options) => drill::run(&options),
         Command::Mutants(options) => mutants::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
+        Command::Mutate(options) => mutate::run(&options),
+        Command::Campaign(options) => campaign::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Test(options) => test::run(&options),
     };

@@ -1,9 +1,8 @@
 //! `cargo xtask mutants`: the simulator with safeguards off, one after another.
 
-use std::process::{Command, Stdio};
-
 use anyhow::{Context, Result, bail};
-use holdfast_testbed::build;
+
+use crate::command::{cargo, json};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -22,35 +21,22 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    // Built apart from everything else: its core has switches that no other build has.
-    let mut command = Command::new(build::cargo());
-    command
-        .args(["run", "--release", "--quiet", "--package", "holdfast-sim", "--features", "mutants"])
-        .args(["--bin", "mutants", "--"])
-        .current_dir(build::workspace())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
+    let mut arguments = vec!["--seeds".to_owned(), options.seeds.to_string()];
     if options.list {
-        command.arg("--list");
-    } else {
-        command.args(["--seeds", &options.seeds.to_string()]);
-        if let Some(only) = &options.only {
-            command.args(["--only", only]);
-        }
+        arguments = vec!["--list".to_owned()];
+    } else if let Some(only) = &options.only {
+        arguments.extend(["--only".to_owned(), only.clone()]);
     }
-    let output =
-        command.spawn().context("cannot run cargo")?.wait_with_output().context("cannot wait for it")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let mutants: Vec<serde_json::Value> = serde_json::from_str(&text)
-        .with_context(|| format!("it ended with {} and no report", output.status))?;
+    let report = report(&arguments)?;
+    let mutants = report.as_array().context("a report is a list")?;
     if options.json {
-        print!("{text}");
+        println!("{}", serde_json::to_string_pretty(&report)?);
     } else if options.list {
         for name in mutants.iter().filter_map(serde_json::Value::as_str) {
             println!("{name}");
         }
     } else {
-        for mutant in &mutants {
+        for mutant in mutants {
             let word = |key: &str| mutant[key].as_str().unwrap_or("-").to_owned();
             let caught = if mutant["caught"] == true { "caught" } else { "SURVIVED" };
             println!(
@@ -61,8 +47,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             );
         }
     }
-    if !output.status.success() {
+    if mutants.iter().any(|mutant| mutant["caught"] == false) {
         bail!("not every mutant was caught");
     }
     Ok(())
+}
+
+/// Runs the simulator's own command for mutants, and reads its report.
+pub(crate) fn report(arguments: &[String]) -> Result<serde_json::Value> {
+    // Built apart from everything else: its core has switches that no other build has.
+    let mut command =
+        cargo(["run", "--release", "--quiet", "--package", "holdfast-sim", "--features", "mutants"]);
+    command.args(["--bin", "mutants", "--"]).args(arguments);
+    json(command)
 }

@@ -1,14 +1,17 @@
 //! `cargo xtask test`: what CI runs.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use holdfast_testbed::{build, fetch};
 
-const CARGO_DENY: &str = "0.20.2";
+use crate::command::{call, cargo};
+use crate::{fuzz, tool};
+
+/// So long each fuzz target runs.
+const FUZZ_SECONDS: u64 = 60;
 const WASM: &str = "wasm32-unknown-unknown";
 
 #[derive(Debug, clap::Args)]
@@ -63,6 +66,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         call(cargo(["test", "--package", "holdfast-core", "--features", "mutants"]))?;
         call(cargo(["test", "--release", "--package", "holdfast-sim", "--features", "mutants"]))
     })?;
+    step("fuzz targets, a minute each", || {
+        call(cargo(["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"]))?;
+        fuzz::run(&fuzz::Options::all(FUZZ_SECONDS))
+    })?;
     println!("\nall good in {}", seconds(began));
     Ok(())
 }
@@ -80,68 +87,15 @@ fn seconds(began: Instant) -> String {
     format!("{:.1} s", began.elapsed().as_secs_f64())
 }
 
-fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
-    let mut command = Command::new(build::cargo());
-    command.args(arguments);
-    command
-}
-
-/// Runs a command in the workspace's root; an error names it when it fails.
-fn call(mut command: Command) -> Result<()> {
-    let status = command
-        .current_dir(build::workspace())
-        .stdin(Stdio::null())
-        .status()
-        .with_context(|| format!("cannot run {}", in_words(&command)))?;
-    if !status.success() {
-        bail!("this failed ({status}): {}", in_words(&command));
-    }
-    Ok(())
-}
-
-/// A command as one would type it.
-fn in_words(command: &Command) -> String {
-    let name = |program: &Path| program.file_name().map_or_else(OsString::new, OsString::from);
-    let variables = command.get_envs().filter_map(|(key, value)| Some((key, value?)));
-    let words = std::iter::once(name(Path::new(command.get_program())))
-        .chain(command.get_args().map(OsString::from))
-        .map(|word| word.to_string_lossy().into_owned());
-    variables
-        .map(|(key, value)| format!("{}='{}'", key.to_string_lossy(), value.to_string_lossy()))
-        .chain(words)
-        .collect::<Vec<_>>()
-        .join(" ")
-}
-
 /// cargo-deny: licences, bans and sources. The advisory database is a download of its own, so it is asked for.
 fn deny(advisories: bool) -> Result<()> {
-    let mut command = Command::new(cargo_deny()?);
+    let mut command = Command::new(tool::CARGO_DENY.installed()?);
     command.args(["check", "--hide-inclusion-graph"]);
     if advisories {
         command.arg("advisories");
     }
     command.args(["licenses", "bans", "sources"]);
     call(command)
-}
-
-/// cargo-deny of the pinned version, installed into the cache if it is not there.
-fn cargo_deny() -> Result<PathBuf> {
-    let root = fetch::cache_folder().join("tools");
-    let binary = root.join("bin/cargo-deny");
-    let version = |binary: &Path| {
-        let output = Command::new(binary).arg("--version").stdin(Stdio::null()).output().ok()?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.trim().strip_prefix("cargo-deny ").map(str::to_owned)
-    };
-    if version(&binary).as_deref() != Some(CARGO_DENY) {
-        println!("installing cargo-deny {CARGO_DENY} into the cache, which takes some minutes");
-        let mut install =
-            // Unoptimised: it runs for a second, and is built for minutes otherwise.
-            cargo(["install", "--debug", "--locked", "--quiet", "cargo-deny", "--version", CARGO_DENY, "--root"]);
-        install.arg(&root);
-        call(install)?;
-    }
-    Ok(binary)
 }
 
 /// The core has no clock, no randomness and no I/O: then it builds where there are none.

@@ -204,6 +204,9 @@ impl Record {
     /// What contradicts itself in this record, if anything does (invariant 6).
     #[must_use]
     pub fn defect(&self) -> Option<String> {
+        if self.version == 0 {
+            return Some("there is no version 0".to_owned());
+        }
         if self.floor > self.high.seq {
             return Some("the floor is above the highest row".to_owned());
         }
@@ -321,6 +324,7 @@ mod tests {
             (r#""done":11"#, r#""done":12"#),
             (r#""floor":10"#, r#""floor":12"#),
             (r#""rows":9"#, r#""rows":90"#),
+            (r#""version":1"#, r#""version":0"#),
         ] {
             assert_ne!(text, text.replace(from, to));
             let decoded = Record::decode(text.replace(from, to).as_bytes());

@@ -468,11 +468,24 @@ impl Config {
             })
             .collect::<Result<_, Exit>>()?;
         let named = file.map_or(DEFAULT_FILE.to_owned(), |file| file.display().to_string());
-        let config: Self = figment
-            .merge(Pairs { source: "the environment", pairs: environment })
-            .merge(Pairs { source: "--set", pairs })
-            .extract()
-            .map_err(|error| Exit::usage(explain(&error, &named)))?;
+        Self::extract(
+            &figment
+                .merge(Pairs { source: "the environment", pairs: environment })
+                .merge(Pairs { source: "--set", pairs }),
+            &named,
+        )
+    }
+
+    /// Reads the configuration from a file's text alone.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn of_text(text: &str) -> Result<Self, Exit> {
+        Self::extract(&Figment::from(Toml::string(text)), DEFAULT_FILE)
+    }
+
+    fn extract(figment: &Figment, named: &str) -> Result<Self, Exit> {
+        let config: Self = figment.extract().map_err(|error| Exit::usage(explain(&error, named)))?;
         config.check()?;
         Ok(config)
     }

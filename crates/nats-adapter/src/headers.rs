@@ -2,7 +2,7 @@
 
 /// The block's fields, in order. What is no field (the version line, a line without a colon) is left out; what is
 /// no UTF-8 is replaced.
-pub(crate) fn fields(block: &[u8]) -> impl Iterator<Item = (String, String)> + '_ {
+pub fn fields(block: &[u8]) -> impl Iterator<Item = (String, String)> + '_ {
     block.split(|byte| *byte == b'\n').skip(1).filter_map(|line| {
         let colon = line.iter().position(|byte| *byte == b':')?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -12,13 +12,15 @@ pub(crate) fn fields(block: &[u8]) -> impl Iterator<Item = (String, String)> + '
 }
 
 /// The first value of a field.
-pub(crate) fn value(block: &[u8], name: &str) -> Option<String> {
+#[must_use]
+pub fn value(block: &[u8], name: &str) -> Option<String> {
     fields(block).find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value)
 }
 
 /// Why the client could not read a pinned consumer's row with this block, if it could not. Its own rules, on the
 /// block as the server would send it.
-pub(crate) fn unreadable(block: &[u8]) -> Option<&'static str> {
+#[must_use]
+pub fn unreadable(block: &[u8]) -> Option<&'static str> {
     const PIN: &str = "Nats-Pin-Id: 0123456789012345678901\r\n\r\n";
     // As the server does: the last line break is replaced by its own header, whatever stands there.
     let block = match block.len() {

@@ -23,7 +23,7 @@ pub mod connect;
 pub mod dead_letters;
 pub mod delivery;
 pub mod errors;
-mod headers;
+pub mod headers;
 pub mod ledger;
 pub mod letters;
 pub mod members;

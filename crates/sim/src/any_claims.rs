@@ -463,7 +463,11 @@ impl Rig<'_> {
                 Ok(())
             }
             Command::Delete { member, only, .. } if *member == self.config.id => {
-                if self.stopping { Ok(()) } else { violated(ORDERS, format!("our own record goes, {only:?}")) }
+                if self.stopping {
+                    Ok(())
+                } else {
+                    violated(ORDERS, format!("our own record goes, {only:?}"))
+                }
             }
             Command::Delete { only: None, member, .. } => {
                 violated(ORDERS, format!("the record of {member} goes, whichever it is"))

@@ -36,7 +36,9 @@ mod world;
 
 pub use any_claims::{Settled, any_claims};
 pub use any_events::{Reached, any_events};
-pub use campaign::{Failing, Options, Report, Shrunk, Trace, any_failing, any_schedule, campaign, replay, shrunk};
+pub use campaign::{
+    Failing, Options, Report, Shrunk, Trace, any_failing, any_schedule, campaign, replay, shrunk,
+};
 pub use invariants::{NAMES as INVARIANTS, Violation};
 pub use marks::{Mark, Marks};
 #[cfg(feature = "mutants")]

@@ -215,9 +215,8 @@ impl Scenario {
             dead_letters: !hostile || chance.permille(880),
             unknown_tables: hostile && chance.permille(300),
         };
-        let rows = chance.in_bulk(|chance| {
-            draw_rows(chance, &tables, quiet_from, hostile, parking.dead_letters, quick)
-        });
+        let rows = chance
+            .in_bulk(|chance| draw_rows(chance, &tables, quiet_from, hostile, parking.dead_letters, quick));
         let share_rows = chance.pick(&[24, 60, 200, 1_000]);
         let mut scenario = Self {
             seed,

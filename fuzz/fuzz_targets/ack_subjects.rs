@@ -1,0 +1,19 @@
+//! Reply subjects of delivered rows: what is read is what an acknowledgement of it says.
+#![no_main]
+
+use holdfast_nats::ack_subject::{AckSubject, acknowledgement};
+
+libfuzzer_sys::fuzz_target!(|subject: &str| {
+    let Some(read) = AckSubject::parse(subject) else { return };
+    assert!(read.seq.0 > 0 && subject.starts_with(read.origin));
+    let ack = acknowledgement(read.origin, read.seq, read.delivery);
+    let again = AckSubject::parse(&ack).expect("an acknowledgement is a reply subject");
+    let place = |read: &AckSubject<'_>| (read.seq, read.delivery);
+    assert_eq!(place(&again), place(&read), "{ack}");
+    assert_eq!((again.origin, again.stream, again.consumer), (read.origin, read.stream, read.consumer));
+    // The server's other fields survive in a subject that is written anew.
+    let (time, origin) = (read.stored_at.0, read.origin);
+    let anew =
+        format!("{origin}.{}.{}.{}.{time}.{}", read.deliveries, read.seq, read.delivery.0, read.pending);
+    assert_eq!(AckSubject::parse(&anew), Some(read));
+});

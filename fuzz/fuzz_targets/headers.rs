@@ -1,0 +1,25 @@
+//! Header blocks of rows, as publishers send them and servers store them unread.
+#![no_main]
+
+use holdfast_nats::headers::{fields, unreadable, value};
+
+libfuzzer_sys::fuzz_target!(|block: &[u8]| {
+    let read: Vec<_> = fields(block).collect();
+    assert!(read.len() <= block.iter().filter(|byte| **byte == b'\n').count());
+    for (name, found) in &read {
+        assert!(!name.is_empty() && name.trim() == name && found.trim() == found);
+        assert!(!name.contains(['\n', ':']) && !found.contains('\n'));
+        let first = read.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).expect("it is there");
+        assert_eq!(value(block, name).as_ref(), Some(&first.1));
+    }
+    // What the client can read is a block that the server has ended, and says nothing of a status but three digits.
+    if unreadable(block).is_none() && block.len() > 2 {
+        let text = std::str::from_utf8(&block[..block.len() - 2]).expect("the client reads text only");
+        assert!(text.starts_with("NATS/1.0"));
+        let lines = text.lines().skip(1).filter(|line| !line.is_empty());
+        assert!(
+            lines.clone().all(|line| line.contains(':') || line.starts_with(char::is_whitespace)),
+            "{text:?}"
+        );
+    }
+});

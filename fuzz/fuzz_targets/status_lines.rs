@@ -1,0 +1,20 @@
+//! Status lines of pulls: each has one meaning, whatever its case, and no server's words fill a log.
+#![no_main]
+
+use holdfast_core::ports::delivery::PullEnd;
+use holdfast_nats::status::pull_end;
+
+libfuzzer_sys::fuzz_target!(|input: (u16, &str)| {
+    let (code, words) = input;
+    let end = pull_end(code, words);
+    assert_eq!(end.is_none(), (100..200).contains(&code), "a status ends a pull or is a heartbeat");
+    let shouted = pull_end(code, &words.to_ascii_uppercase());
+    match (end, shouted) {
+        (Some(PullEnd::Failed(said)), Some(PullEnd::Failed(shouted))) => {
+            assert_eq!(said.class, shouted.class);
+            assert!(said.message.len() < 400, "{} bytes", said.message.len());
+            assert!(said.message.contains(&code.to_string()));
+        }
+        (said, shouted) => assert_eq!(said, shouted),
+    }
+});

@@ -1,0 +1,157 @@
+//! `cargo xtask mutate`: cargo-mutants on the core, a tenth of all mutants at a time, with the simulator as a judge.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use holdfast_testbed::build;
+use serde::Serialize;
+
+use crate::command::{call, cargo, in_words};
+use crate::tool;
+
+/// What judges a mutant. Not `determinism`: it knows that the core has changed, and not whether it is wrong.
+const JUDGES: [&str; 4] = ["--lib", "--test=any_claims", "--test=any_events", "--test=judge"];
+/// How much of the viable mutants must be caught, in a hundred.
+const ENOUGH: f64 = 90.0;
+/// The most memory that anything may use, in KiB: some mutants would take all there is.
+const MEMORY: &str = "12000000";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Which tenth of all mutants: 0 to 9. Each has some of every part of the core
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..))]
+    tenth: u32,
+    /// Into how many parts all mutants are cut, if not tenths
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    of: u32,
+    /// Seeds that the simulator runs for each
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    seeds: u64,
+    /// Print the mutants and nothing else
+    #[arg(long)]
+    list: bool,
+    /// Print the outcome as JSON, and nothing else on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is printed with `--json`.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    tenth: u32,
+    of: u32,
+    seconds: f64,
+    mutants: usize,
+    /// Those that compile.
+    viable: usize,
+    caught: usize,
+    /// Of those: by never coming to an end.
+    timeouts: usize,
+    caught_percent: f64,
+    missed: Vec<String>,
+    ok: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if options.tenth >= options.of {
+        bail!("--tenth {}: there are 0 to {}", options.tenth, options.of - 1);
+    }
+    let tool = tool::CARGO_MUTANTS.installed()?;
+    let shard = format!("{}/{}", options.tenth, options.of);
+    let mut mutants = Command::new("sh");
+    mutants.args(["-c", "ulimit -v \"$0\" && exec \"$@\"", MEMORY]).arg(tool);
+    mutants.args(["mutants", "--no-config", "--package", "holdfast-core"]);
+    mutants.args(["--sharding", "round-robin", "--shard", &shard]);
+    // What is shown to people who look for a fault.
+    mutants.args(["--exclude-re", "impl .*Debug for"]);
+    if options.list {
+        return call({
+            mutants.arg("--list");
+            mutants
+        });
+    }
+    // One folder for all of them: what does not change is built once.
+    let target = build::workspace().join("target/mutate");
+    let environment = [
+        ("HOLDFAST_SEEDS", options.seeds.to_string()),
+        ("HOLDFAST_SEQUENCES", "3000".to_owned()),
+        // How a mutant fails is nobody's concern.
+        ("PROPTEST_MAX_SHRINK_ITERS", "0".to_owned()),
+        ("CARGO_TARGET_DIR", target.display().to_string()),
+    ];
+    let judge = || {
+        let mut judge = cargo(["test", "--quiet", "--profile", "mutate"]);
+        judge.args(["--package", "holdfast-core", "--package", "holdfast-sim"]).args(JUDGES);
+        judge.envs(environment.clone()).stdout(Stdio::null());
+        judge
+    };
+    eprintln!("the judges must let the core pass as it is");
+    let mut building = judge();
+    building.arg("--no-run");
+    call(building)?;
+    let judged = Instant::now();
+    call(judge())?;
+    let timeout = (judged.elapsed().as_secs() * 5).max(60);
+
+    let began = Instant::now();
+    let results = target.join(format!("part-{}-of-{}", options.tenth, options.of));
+    fs::create_dir_all(&results).with_context(|| format!("cannot make {}", results.display()))?;
+    mutants.args(["--test-package", "holdfast-core,holdfast-sim", "--profile", "mutate"]);
+    mutants.args(JUDGES.map(|judge| format!("--cargo-arg={judge}")));
+    mutants.args(["--baseline", "skip", "--timeout", &timeout.to_string(), "--jobs", "1"]);
+    mutants.args(["--colors", "never", "--output"]).arg(&results).envs(environment.clone());
+    // Its own words would be in the way of ours.
+    mutants.current_dir(build::workspace()).stdin(Stdio::null()).stdout(std::io::stderr());
+    let status = mutants.status().with_context(|| format!("cannot run {}", in_words(&mutants)))?;
+    // 2 and 3: some were missed, or ran for too long.
+    if !matches!(status.code(), Some(0 | 2 | 3)) {
+        bail!("this failed ({status}): {}", in_words(&mutants));
+    }
+    let outcome = outcome(options, &results.join("mutants.out/outcomes.json"), began)?;
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&outcome)?);
+    } else {
+        outcome.missed.iter().for_each(|name| println!("MISSED {name}"));
+        println!(
+            "part {shard}: {} of {} viable mutants caught, {:.1} % ({} by never ending), in {:.0} s",
+            outcome.caught, outcome.viable, outcome.caught_percent, outcome.timeouts, outcome.seconds
+        );
+    }
+    if !outcome.ok {
+        bail!("less than {ENOUGH} % of the viable mutants were caught");
+    }
+    Ok(())
+}
+
+fn outcome(options: &Options, file: &Path, began: Instant) -> Result<Outcome> {
+    let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let report: serde_json::Value = serde_json::from_slice(&text)?;
+    let outcomes = report["outcomes"].as_array().context("cargo-mutants' report has changed")?;
+    let of = |summary: &str| {
+        outcomes
+            .iter()
+            .filter(|outcome| outcome["summary"] == summary)
+            .map(|outcome| outcome["scenario"]["Mutant"]["name"].as_str().unwrap_or("?").to_owned())
+            .collect::<Vec<_>>()
+    };
+    let (mut missed, timeouts, unviable) = (of("MissedMutant"), of("Timeout").len(), of("Unviable").len());
+    missed.sort();
+    let caught = of("CaughtMutant").len() + timeouts;
+    let viable = caught + missed.len();
+    let caught_percent = if viable == 0 { 100.0 } else { caught as f64 * 100.0 / viable as f64 };
+    Ok(Outcome {
+        tenth: options.tenth,
+        of: options.of,
+        seconds: began.elapsed().as_secs_f64(),
+        mutants: viable + unviable,
+        viable,
+        caught,
+        timeouts,
+        caught_percent,
+        missed,
+        ok: caught_percent >= ENOUGH,
+    })
+}
