@@ -225,6 +225,13 @@ impl ClickHouse {
         self.unfit.entry(number).or_default().push(unfit);
     }
 
+    /// Somebody alters the tables: from now on every row fits.
+    pub fn accept_all(&mut self, now: Duration) {
+        for unfit in self.unfit.values_mut().flatten() {
+            unfit.until = unfit.until.min(now);
+        }
+    }
+
     /// Whether the row of this number did not fit its table at any time between these two.
     #[must_use]
     pub fn was_unfit(&self, number: u64, from: Duration, until: Duration) -> bool {

@@ -8,6 +8,8 @@
 //! - Only a pull that carries the current pin id restarts the pin's timer. Deliveries do not.
 //! - Another id than the pinned one: 423 at once. An id while nobody is pinned: 423 as soon as a row waits,
 //!   until then nothing.
+//! - Whoever waits is served in turn: a pull that got a row goes behind the others, and so does a standby that was
+//!   passed over. A pull under a pin that is not held any more is told when its turn comes.
 //! - A row larger than what is left of a pull's `max_bytes` ends it with 409, and takes no pin.
 //! - A pull that got all it asked for ends without a word.
 //! - Reset sets the next row and the numbering, keeps the pin and serves what waits.
@@ -431,9 +433,12 @@ impl JetStream {
     /// Takes the pin from whoever holds it.
     ///
     /// # Errors
-    /// If nobody serves the consumer.
+    /// If the consumer does not exist, or nobody serves it.
     pub fn unpin(&mut self, now: Duration, shard: ShardId) -> Result<(), Failure> {
         let consumer = &mut self.consumers[index(shard.0)];
+        if !consumer.exists {
+            return Err(Failure::new(FailureClass::Missing, "the consumer does not exist"));
+        }
         if !consumer.serves(now) {
             return Err(Failure::new(FailureClass::Unavailable, "no leader"));
         }
@@ -694,6 +699,26 @@ impl JetStream {
         }
     }
 
+    /// Brings the pull whose turn it is to the front; false if nobody's is. On the way those under another pin than
+    /// `current` are told, and those that wait for the pin go behind the others.
+    fn turn(&mut self, at: usize, shard: ShardId, current: Option<&PinId>) -> bool {
+        for _ in 0..self.consumers[at].waiting.len() {
+            let waiting = &mut self.consumers[at].waiting;
+            let Some(front) = waiting.front() else { return false };
+            if front.pull.pin.as_ref() == current {
+                return true;
+            }
+            if front.pull.pin.is_none() {
+                waiting.rotate_left(1);
+            } else {
+                let (to, attempt) = (front.to, front.pull.attempt);
+                waiting.pop_front();
+                self.end(to, shard, attempt, PullEnd::NotPinned);
+            }
+        }
+        false
+    }
+
     /// Delivers what can be delivered.
     fn pump(&mut self, now: Duration, at: usize) {
         let shard = ShardId(u32::try_from(at).unwrap_or_default());
@@ -709,22 +734,16 @@ impl JetStream {
             });
             let Some((seq, again)) = consumer.next_due(self.policy.max_pending) else { return };
             let current = consumer.pin.as_ref().map(|pin| pin.id.clone());
-            let stale = |waiting: &Waiting| waiting.pull.pin.is_some() && waiting.pull.pin != current;
-            if let Some(place) = consumer.waiting.iter().position(stale) {
-                if let Some(waiting) = consumer.waiting.remove(place) {
-                    self.end(waiting.to, shard, waiting.pull.attempt, PullEnd::NotPinned);
-                }
-                continue;
-            }
-            let Some(place) = consumer.waiting.iter().position(|waiting| waiting.pull.pin == current) else {
+            if !self.turn(at, shard, current.as_ref()) {
                 return;
-            };
+            }
+            let consumer = &mut self.consumers[at];
             let row = &self.rows[&seq];
             let size = row.message.payload.len() as u64 + Self::FRAME;
-            let waiting = &mut consumer.waiting[place];
+            let Some(waiting) = consumer.waiting.front_mut() else { return };
             if waiting.room.is_some_and(|room| room < size) {
                 let (to, attempt) = (waiting.to, waiting.pull.attempt);
-                consumer.waiting.remove(place);
+                consumer.waiting.pop_front();
                 if again {
                     consumer.again.rotate_left(1);
                 }
@@ -745,7 +764,9 @@ impl JetStream {
                 id
             });
             if left == 0 {
-                consumer.waiting.remove(place);
+                consumer.waiting.pop_front();
+            } else {
+                consumer.waiting.rotate_left(1);
             }
             let row = Row {
                 seq: Seq(seq),
@@ -982,8 +1003,7 @@ mod tests {
             bench.publish(at(0));
         }
         bench.pull(at(0), 0, None, None);
-        let (_, pin, rows) = bench.rows().unwrap();
-        assert_eq!(rows, vec![(1, 1), (2, 2), (3, 3)], "no more may wait");
+        assert_eq!(bench.rows().unwrap().2, vec![(1, 1), (2, 2), (3, 3)], "no more may wait");
         let acks = vec![(Seq(2), Delivery(2)), (Seq(4), Delivery(9))];
         bench.stream.handle(at(100), client(0), S, Command::Ack { rows: acks });
         assert_eq!(bench.rows().unwrap().2, vec![(4, 4)]);
@@ -991,7 +1011,6 @@ mod tests {
         bench.stream.tick(at(500));
         assert_eq!(bench.rows().unwrap().2, vec![(1, 5), (3, 6)]);
         assert_eq!(bench.stream.unacked(S).collect::<Vec<_>>(), vec![Seq(1), Seq(3), Seq(4)]);
-        bench.pull(at(550), 0, Some(&pin), None);
         let reset = Command::Reset { attempt: Attempt(90), inbox: Inbox(1), from: Seq(1) };
         bench.stream.handle(at(600), client(0), S, reset);
         assert_eq!(bench.rows().unwrap().2, vec![(1, 1), (3, 2), (4, 3)]);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use holdfast_core::ports::delivery::{self, Command, Inbox, InspectError, PullEnd, Reply, Sink};
-use holdfast_core::ports::{Attempt, retention};
+use holdfast_core::ports::{Attempt, Failure, FailureClass, retention};
 use holdfast_core::row::ShardId;
 use tokio::sync::oneshot;
 
@@ -130,25 +130,30 @@ impl Delivery {
 
     fn ask(&self, command: Command) -> Option<Reply> {
         self.shared.act(|state, now| {
-            let Some(link) = state.links.get_mut(&self.client) else { return unanswered(&command) };
+            let Some(link) = state.links.get_mut(&self.client) else {
+                return unanswered(&command, &not_connected());
+            };
             match &command {
                 Command::Close { inbox } => link.close(*inbox),
                 Command::Reset { inbox, .. } => link.close(Inbox(inbox.0.saturating_sub(1))),
                 _ => {}
             }
-            let unanswered = unanswered(&command);
+            // Of a consumer that is not there a reset is never answered.
+            let silence = Failure::new(FailureClass::Unanswered, "no answer");
+            let unanswered = unanswered(&command, &silence);
             state.models.stream.handle(now, self.client, self.shard, command).or(unanswered)
         })
     }
 }
 
-/// What is told of a command that gets no answer; none if none is waited for.
-fn unanswered(command: &Command) -> Option<Reply> {
+/// What is told of a command that gets no answer, and why; none if none is waited for.
+fn unanswered(command: &Command, why: &Failure) -> Option<Reply> {
+    let why = why.clone();
     Some(match command {
-        Command::Reset { attempt, .. } => Reply::Reset { attempt: *attempt, outcome: Err(not_connected()) },
-        Command::Unpin { attempt } => Reply::Unpinned { attempt: *attempt, outcome: Err(not_connected()) },
+        Command::Reset { attempt, .. } => Reply::Reset { attempt: *attempt, outcome: Err(why) },
+        Command::Unpin { attempt } => Reply::Unpinned { attempt: *attempt, outcome: Err(why) },
         Command::Inspect { attempt, .. } => {
-            Reply::Inspected { attempt: *attempt, outcome: Err(InspectError::Failed(not_connected())) }
+            Reply::Inspected { attempt: *attempt, outcome: Err(InspectError::Failed(why)) }
         }
         Command::Pull(_) | Command::Close { .. } | Command::Ack { .. } => return None,
     })
