@@ -3,6 +3,7 @@
 mod bench;
 mod campaign;
 mod command;
+mod conformance;
 mod drill;
 mod fuzz;
 mod interrupt;
@@ -41,6 +42,8 @@ enum Command {
     Mutate(mutate::Options),
     /// The long run: simulator, safeguards off, fuzz targets and random kills on real servers, in turns
     Campaign(campaign::Options),
+    /// Runs the scripts that compare the models with the real servers
+    Conformance(conformance::Options),
     /// Measures Holdfast beside a plain loop that does the same work
     Bench(bench::Options),
     /// Runs what CI runs, and stops at the first failure
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Mutate(options) => mutate::run(&options),
         Command::Campaign(options) => campaign::run(&options),
+        Command::Conformance(options) => conformance::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Test(options) => test::run(&options),
     };
