@@ -213,6 +213,7 @@ impl Campaign {
         let name = "random-kills";
         let drill = drills::ALL.iter().find(|drill| drill.name == name).context("there is such a drill")?;
         let settings = Settings {
+            streams: 1,
             rounds: 1,
             short: false,
             ack_policy: "none".to_owned(),

@@ -36,15 +36,16 @@ pub(crate) async fn watch(
                 continue;
             }
             let asked = Instant::now();
-            let waits = match backlog(&control, &topology.streams().of(shard), &topology.consumer(shard)).await {
-                Ok(waits) => waits,
-                Err(why) => {
-                    debug!(shard = shard.0, "cannot see what waits now ({why})");
-                    process.with(shard, |view| view.backlog_rows = None);
-                    still.remove(&shard);
-                    continue;
-                }
-            };
+            let waits =
+                match backlog(&control, &topology.streams().of(shard), &topology.consumer(shard)).await {
+                    Ok(waits) => waits,
+                    Err(why) => {
+                        debug!(shard = shard.0, "cannot see what waits now ({why})");
+                        process.with(shard, |view| view.backlog_rows = None);
+                        still.remove(&shard);
+                        continue;
+                    }
+                };
             process.with(shard, |view| view.backlog_rows = Some(waits.rows));
             if is_nobodys && waits.rows > 0 {
                 let (delivered, since) = still.entry(shard).or_insert((waits.delivered, asked));

@@ -125,7 +125,7 @@ pub fn any_events(steps: &[impl AsRef<[u8]>]) -> Result<Reached, Violation> {
         seq: 0,
         reached: Reached::default(),
     };
-    for (number, step) in steps.iter().enumerate() {
+    for (number, step) in steps.enumerate() {
         rig.bytes = Choices(step);
         // Mostly claimed at once: else few sequences got far.
         if number == 0 && rig.bytes.below(64) != 63 {

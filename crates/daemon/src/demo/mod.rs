@@ -296,7 +296,7 @@ impl Production {
                 max_record: 1 << 20,
             },
             trim: trim::Config {
-                shards: options.shards,
+                shards: (0..options.shards).map(ShardId).collect(),
                 interval: Duration::from_secs(1),
                 history: Duration::ZERO,
             },
