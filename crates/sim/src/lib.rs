@@ -1,9 +1,10 @@
 //! A simulator for Holdfast's core: models of JetStream and ClickHouse, hostile schedules, invariants.
 //!
-//! A run is one thread, virtual time and one seeded source of randomness. Several processes claim every shard
-//! of a stream, so pins, fences, late writers and takeovers are contended; what can go wrong does, at rates
-//! drawn from the seed; then it stops, and everything must come right within a stated time. The same seed gives
-//! the same trace, byte for byte, on every machine.
+//! A run is one thread, virtual time and one seeded source of randomness. Several processes share the shards of a
+//! stream out, as daemons do; or, in some seeds, each stands by for all of them, so that pins, fences, late
+//! writers and takeovers are contended all the time. What can go wrong does, at rates drawn from the seed; then it
+//! stops, and everything must come right within a stated time. The same seed gives the same trace, byte for byte,
+//! on every machine.
 
 mod agenda;
 mod any_claims;
