@@ -13,7 +13,7 @@ use crate::command::{call, cargo, in_words};
 use crate::tool;
 
 /// What judges a mutant. Not `determinism`: it knows that the core has changed, and not whether it is wrong.
-const JUDGES: [&str; 4] = ["--lib", "--test=any_claims", "--test=any_events", "--test=judge"];
+const JUDGES: [&str; 5] = ["--lib", "--test=told", "--test=any_claims", "--test=any_events", "--test=judge"];
 /// How much of the viable mutants must be caught, in a hundred.
 const ENOUGH: f64 = 90.0;
 /// The most memory that anything may use, in KiB: some mutants would take all there is.
@@ -65,8 +65,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     mutants.args(["-c", "ulimit -v \"$0\" && exec \"$@\"", MEMORY]).arg(tool);
     mutants.args(["mutants", "--no-config", "--package", "holdfast-core"]);
     mutants.args(["--sharding", "round-robin", "--shard", &shard]);
-    // What is shown to people who look for a fault.
-    mutants.args(["--exclude-re", "impl .*Debug for"]);
+    // What is shown to people who look for a fault, and what is not in this build.
+    mutants.args(["--exclude-re", "impl .*Debug for|switch::"]);
     if options.list {
         return call({
             mutants.arg("--list");
@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         });
     }
     // One folder for all of them: what does not change is built once.
-    let target = build::workspace().join("target/mutate");
+    let target = build::workspace().join("target/mutants");
     let environment = [
         ("HOLDFAST_SEEDS", options.seeds.to_string()),
         ("HOLDFAST_SEQUENCES", "3000".to_owned()),

@@ -80,6 +80,9 @@ struct Rig<'a> {
 ///
 /// # Errors
 /// The rule that was broken.
+///
+/// # Panics
+/// If the machine does: a fault of it, like a broken rule.
 pub fn any_claims(steps: &[impl AsRef<[u8]>]) -> Result<Settled, Violation> {
     let mut steps = steps.iter().map(AsRef::as_ref);
     let mut bytes = Choices(steps.next().unwrap_or_default());
@@ -326,7 +329,9 @@ impl Rig<'_> {
     fn learn(&mut self, event: &Event) {
         match event {
             Event::Members(Reply::Snapshot(entries)) => {
-                entries.iter().for_each(|entry| self.read(entry));
+                for entry in entries {
+                    self.read(entry);
+                }
                 self.snapshot = true;
             }
             Event::Members(Reply::Changed(entry)) => self.read(entry),
