@@ -234,11 +234,11 @@ impl Scene {
         stage.members.len() - 1
     }
 
-    pub(super) fn set(&self, place: Place, state: State) {
+    pub(super) fn set(&self, place: Place, to: State) {
         let mut stage = self.stage();
         let member = &mut stage.members[place];
-        (member.state, member.since) = (state, Instant::now());
-        if matches!(state, State::Stopped | State::Crashed) {
+        (member.state, member.since) = (to, Instant::now());
+        if matches!(to, State::Stopped | State::Crashed) {
             member.holds.fill(Holds::Nothing);
         }
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use console::{Color, Style, Term, measure_text_width, pad_str, truncate_str};
+use console::{Alignment, Color, Style, Term, measure_text_width, pad_str, truncate_str};
 
 use super::scene::{Happened, Holds, Kind, Member, Stage, State};
 use crate::exit::Exit;
@@ -60,7 +60,7 @@ impl Rates {
     /// A count's growth in a second, of late.
     fn rate(&self, of: impl Fn(&Sample) -> u64) -> u64 {
         let Some(last) = self.samples.back() else { return 0 };
-        let Some(first) = self.samples.iter().rev().take(RATE_OVER).last() else { return 0 };
+        let first = &self.samples[self.samples.len().saturating_sub(RATE_OVER)];
         per_second(of(last).saturating_sub(of(first)), last.at.saturating_sub(first.at))
     }
 
@@ -90,7 +90,7 @@ impl Rates {
 
 fn per_second(rows: u64, time: Duration) -> u64 {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    if millis == 0 { 0 } else { rows.saturating_mul(1_000) / millis }
+    rows.saturating_mul(1_000).checked_div(millis).unwrap_or(0)
 }
 
 /// What stands above everything.
@@ -141,7 +141,11 @@ impl View {
             Self::Silent => Ok(()),
             Self::Lines { told } => {
                 let new = &stage.happened[(*told).min(stage.happened.len())..];
-                let text: String = new.iter().map(|what| format!("{}\n", line(what, false))).collect();
+                let mut text = String::new();
+                for what in new {
+                    text.push_str(&line(what, false));
+                    text.push('\n');
+                }
                 *told = stage.happened.len();
                 output::text(&text)
             }
@@ -195,14 +199,14 @@ struct Size {
 fn frame(titles: &Titles, stage: &Stage, rates: &Rates, size: Size, colours: bool) -> Vec<String> {
     let (width, height) = (usize::from(size.width).max(20), usize::from(size.height).max(8));
     let is_wide = width >= WIDE;
-    let side = if is_wide { SIDE } else { width - 1 };
+    let left_width = if is_wide { SIDE } else { width - 1 };
     let mut lines = vec![
         Style::new().bold().force_styling(colours).apply_to(&titles.title).to_string(),
         Style::new().dim().force_styling(colours).apply_to(&titles.times).to_string(),
-        progress(titles, stage, side, colours),
+        progress(titles, stage, left_width, colours),
         String::new(),
     ];
-    lines.extend(nodes(stage, rates, side, colours));
+    lines.extend(nodes(stage, rates, left_width, colours));
     lines.push(String::new());
     lines.push(format!(
         "published {:>11} {:>8}/s",
@@ -215,23 +219,25 @@ fn frame(titles: &Titles, stage: &Stage, rates: &Rates, size: Size, colours: boo
         count(rates.stored()),
         count(stage.published.saturating_sub(stage.stored))
     ));
-    lines.push(Style::new().dim().force_styling(colours).apply_to(rates.bars(side, titles.rate)).to_string());
+    lines.push(
+        Style::new().dim().force_styling(colours).apply_to(rates.bars(left_width, titles.rate)).to_string(),
+    );
     let most = height - 1;
     if is_wide {
         lines.truncate(most);
         let room = most.min(lines.len().max(BESIDE));
         lines.resize(room, String::new());
-        let left = stage.happened.len().saturating_sub(room);
-        for (line, what) in lines.iter_mut().zip(&stage.happened[left..]) {
-            let beside = truncate_str(line, side, "…");
-            let beside = pad_str(&beside, side + 3, console::Alignment::Left, None).into_owned();
+        let from = stage.happened.len().saturating_sub(room);
+        for (line, what) in lines.iter_mut().zip(&stage.happened[from..]) {
+            let mut beside = String::new();
+            pad(&mut beside, &truncate_str(line, left_width, "…"), left_width + 3);
             *line = format!("{beside}{}", self::line(what, colours));
         }
     } else {
         lines.push(String::new());
         let room = most.saturating_sub(lines.len()).min(BELOW);
-        let left = stage.happened.len().saturating_sub(room);
-        lines.extend(stage.happened[left..].iter().map(|what| line(what, colours)));
+        let from = stage.happened.len().saturating_sub(room);
+        lines.extend(stage.happened[from..].iter().map(|what| line(what, colours)));
         lines.truncate(most);
     }
     lines.into_iter().map(|line| truncate_str(&line, width - 1, "…").into_owned()).collect()
@@ -256,14 +262,10 @@ fn nodes(stage: &Stage, rates: &Rates, width: usize, colours: bool) -> Vec<Strin
     let shards = stage.members.first().map_or(0, |member| member.holds.len());
     let cell = (width.saturating_sub(NAME + STATE + FIGURES) / shards.max(1)).min(3);
     let mut heading = format!("{:NAME$}{:STATE$}", "node", "state");
-    if cell > 1 {
-        for shard in 0..shards {
-            let _ = write!(heading, "{shard:<cell$}");
-        }
-    } else if cell == 1 {
-        let _ = write!(heading, "{:shards$}", "shards");
-    } else {
-        heading.push_str("shards    ");
+    match cell {
+        0 => heading.push_str("shards    "),
+        1 => pad(&mut heading, "shards", shards),
+        _ => (0..shards).for_each(|shard| pad(&mut heading, &shard.to_string(), cell)),
     }
     let _ = write!(heading, "{:>12}{:>10}", "rows", "rows/s");
     let mut lines = vec![Style::new().dim().force_styling(colours).apply_to(heading).to_string()];
@@ -281,7 +283,7 @@ fn nodes(stage: &Stage, rates: &Rates, width: usize, colours: bool) -> Vec<Strin
         let style = if member.state == State::Frozen { style.dim() } else { style };
         let mut line = format!("{name:NAME$}");
         let word = state_style(member.state).force_styling(colours).apply_to(member.state.word());
-        line.push_str(&pad_str(&word.to_string(), STATE, console::Alignment::Left, None));
+        pad(&mut line, &word.to_string(), STATE);
         if cell > 0 {
             for holds in &member.holds {
                 let drawn = match holds {
@@ -289,7 +291,7 @@ fn nodes(stage: &Stage, rates: &Rates, width: usize, colours: bool) -> Vec<Strin
                     Holds::StandsBy => style.apply_to("□"),
                     Holds::Owns => style.apply_to("■"),
                 };
-                line.push_str(&pad_str(&drawn.to_string(), cell, console::Alignment::Left, None));
+                pad(&mut line, &drawn.to_string(), cell);
             }
         } else {
             let owned = member.holds.iter().filter(|holds| **holds == Holds::Owns).count();
@@ -303,6 +305,11 @@ fn nodes(stage: &Stage, rates: &Rates, width: usize, colours: bool) -> Vec<Strin
         lines.push(line);
     }
     lines
+}
+
+/// Adds text that takes so many columns.
+fn pad(line: &mut String, text: &str, columns: usize) {
+    line.push_str(&pad_str(text, columns, Alignment::Left, None));
 }
 
 fn state_style(state: State) -> Style {
