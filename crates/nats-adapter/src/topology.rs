@@ -995,14 +995,13 @@ impl Topology {
                     ))]);
                 }
                 Err(error) => {
-                    let mut failure = error.failure().to_string();
-                    if self.streams > 1 {
-                        // The server tells of the mapped subject only, which nobody here has sent to.
-                        failure += &format!(
-                            "; a user's permissions are those for {}.*.*, once it is mapped",
-                            self.prefix
-                        );
-                    }
+                    // The server tells of the mapped subject only, which nobody here has sent to.
+                    let hint = if self.streams > 1 {
+                        format!("; a user's permissions are those for {}.*.*, once it is mapped", self.prefix)
+                    } else {
+                        String::new()
+                    };
+                    let failure = format!("{}{hint}", error.failure());
                     return Err(TopologyError::Failed { object, failure });
                 }
             }
