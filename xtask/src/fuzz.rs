@@ -80,7 +80,9 @@ pub(crate) struct Outcome {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let names = targets()?;
     if options.target == "list" {
-        names.iter().for_each(|name| println!("{name}"));
+        for name in &names {
+            println!("{name}");
+        }
         return Ok(());
     }
     let chosen: Vec<String> =
@@ -102,7 +104,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.json {
         println!("{}", serde_json::to_string_pretty(&outcomes)?);
     } else {
-        outcomes.iter().for_each(|outcome| println!("{}", outcome.in_words()));
+        for outcome in &outcomes {
+            println!("{}", outcome.in_words());
+        }
     }
     if outcomes.iter().any(|outcome| !outcome.ok) {
         bail!("a fuzz target did not end as it should");
