@@ -262,7 +262,7 @@ impl Process {
             // Whoever could not have it, somebody else can: one of a newer version, say.
             let homeless = shared.is_none_or(|shared| shared.home.is_none());
             let failed = shared.and_then(|shared| shared.failed.first()).filter(|_| homeless);
-            if let Some(failure) = view.failure.as_ref().filter(|_| homeless) {
+            if let Some(failure) = view.failure.as_ref().filter(|_| is_mine || homeless) {
                 causes.push(format!("shard {number} ended: {failure}"));
             } else if let Some((who, why)) = failed {
                 causes.push(format!("shard {number} ended at {who}: {why}"));
@@ -283,10 +283,16 @@ impl Process {
     pub fn gauges(&self) -> Gauges {
         let now = self.clock.now();
         let mut gauges = Gauges::default();
-        for shard in &self.shards {
+        let sharing = lock(&self.sharing);
+        for (number, shard) in self.shards.iter().enumerate() {
             let view = lock(shard);
             gauges.owned += u32::from(view.is_owned());
-            gauges.unowned += u32::from(view.failure.is_some());
+            // Ended here or elsewhere, or nobody's although its rows wait; not what somebody else can have.
+            let shared = sharing.shards.get(number);
+            let homeless = shared.is_none_or(|shared| shared.home.is_none());
+            let ended = view.failure.is_some() || shared.is_some_and(|shared| !shared.failed.is_empty());
+            let unowned = (ended && homeless) || shared.is_some_and(|shared| shared.unowned);
+            gauges.unowned += u32::from(unowned);
             gauges.rows_accepted += view.counts.rows_accepted;
             for (kind, lanes) in &view.waiting_lanes {
                 *gauges.waiting.entry(kind).or_default() += lanes;
@@ -298,12 +304,6 @@ impl Process {
                 oldest_unwritten_seconds: view.oldest_unwritten(now),
             });
         }
-        let sharing = lock(&self.sharing);
-        // Failed here or elsewhere, or nobody's although its rows wait.
-        let nobodys =
-            |shard: &&SharedShard| shard.unowned || (!shard.failed.is_empty() && shard.home.is_none());
-        let unowned = sharing.shards.iter().filter(nobodys).count();
-        gauges.unowned = gauges.unowned.max(u32::try_from(unowned).unwrap_or(u32::MAX));
         let others = sharing.members.iter().filter(|member| member.gone.is_none()).count();
         gauges.members = u32::try_from(others + 1).unwrap_or(u32::MAX);
         gauges

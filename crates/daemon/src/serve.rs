@@ -138,7 +138,7 @@ fn answer(code: StatusCode, kind: &'static str, body: String) -> Response {
 mod tests {
     use holdfast_core::budget::Share;
     use holdfast_core::claims;
-    use holdfast_core::member::MemberId;
+    use holdfast_core::member::{Fault, MemberId, Scope};
     use holdfast_core::notice::{Notice, Report, Trouble};
     use holdfast_core::ports::dead_letters::Cause;
     use holdfast_core::ports::store::{Level, Target};
@@ -201,15 +201,18 @@ mod tests {
             paused: Vec::new(),
             unowned: false,
         };
-        process.share(&claims::Status {
-            phase: "running",
-            ready: true,
-            deaf: false,
-            leads: true,
-            members: Vec::new(),
-            shards: vec![shard(0), shard(1)],
-            share: Share::even(1_000, 1 << 20, 2),
-        });
+        let tell = |shards| {
+            process.share(&claims::Status {
+                phase: "running",
+                ready: true,
+                deaf: false,
+                leads: true,
+                members: Vec::new(),
+                shards,
+                share: Share::even(1_000, 1 << 20, 2),
+            });
+        };
+        tell(vec![shard(0), shard(1)]);
         let [first, second] = watchers(&process);
         first.report(&Report::Ready);
         second.notice(&Notice::Waiting { what: "read the ledger", why: "no answer".into() });
@@ -225,6 +228,16 @@ mod tests {
         });
         let answer = get(address, "/readyz").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("shard 1 ended: gone\n"), "{answer}");
+        // Somebody else can have it: one of a newer version, say.
+        let other = MemberId::new("other").unwrap();
+        let fault = Fault::new("too new", Scope::Here);
+        let left = |home| claims::ShardStatus { home, mine: "free", failed: vec![(&me, &fault)], ..shard(1) };
+        tell(vec![shard(0), left(Some(&other))]);
+        assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+        assert!(get(address, "/metrics").await.contains("holdfast_shards_unowned 0"));
+        tell(vec![shard(0), left(None)]);
+        assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 503"));
+        assert!(get(address, "/metrics").await.contains("holdfast_shards_unowned 1"));
     }
 
     #[tokio::test]
