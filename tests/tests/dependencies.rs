@@ -69,6 +69,12 @@ fn adapters_know_the_core_and_not_each_other() {
 }
 
 #[test]
+fn the_simulator_has_no_runtime() {
+    assert!(!dependencies("holdfast-sim", &[]).contains("tokio"));
+    assert!(dependencies("holdfast-sim", &["--features", "embedded"]).contains("tokio"));
+}
+
+#[test]
 fn no_mutant_and_no_next_format_can_be_reached_in_a_daemon() {
     let output = Command::new(build::cargo())
         .args(["tree", "--package", "holdfast", "--edges", "features,normal,build", "--prefix", "none"])

@@ -571,8 +571,10 @@ fn words(document: &Document) -> String {
     );
     if d.late_inserts > 0 {
         let (inserts, rows) = (count(d.late_inserts), count(d.late_rows));
-        let _ =
-            writeln!(text, "late       {inserts} inserts of a replaced owner ({rows} rows) changed nothing");
+        let _ = writeln!(
+            text,
+            "late       inserts of a replaced owner: {inserts} ({rows} rows), dropped by their tokens"
+        );
     }
     for failure in &d.failures {
         let _ = writeln!(text, "FAILED     {failure}");

@@ -359,9 +359,7 @@ impl Scene {
                 stage.late.rows += rows;
                 let name = &stage.members[by].name;
                 let (shard, rows) = (part.insert.shard, count(rows));
-                let text = format!(
-                    "an insert of {name} lands late: shard {shard}, {rows} rows, dropped by its token"
-                );
+                let text = format!("late insert of {name}: shard {shard}, {rows} rows, dropped by its token");
                 stage.tell(Kind::Late, text);
             }
             _ => {}
