@@ -1,9 +1,9 @@
 //! The models as servers in real time: the core's ports on them, with nothing to install.
 //!
 //! One lock guards the models. A request is carried out at once, on the caller's thread, and what the server sends goes
-//! straight into the clients' sinks: there is no network here, so nothing is lost or late but by a connection that is
-//! [cut](Process::cut). What takes time at a server (the end of a pull, a pin that lapses, an insert) is done by a
-//! thread of the [`Server`]'s own.
+//! straight into the clients' sinks: there is no network here, so nothing is lost or late but by a connection that
+//! [breaks](Delivery::break_connection) or a process that is [killed](Process::kill). What takes time at a server (the
+//! end of a pull, a pin that lapses, an insert) is done by a thread of the [`Server`]'s own.
 //!
 //! What a server does, and whoever is to be told of it, is the models' business: [`Server::with`] reaches them.
 
