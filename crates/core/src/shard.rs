@@ -280,6 +280,8 @@ impl Shard {
         self.env.hands_over = hands_over && (self.env.hands_over || self.env.stop_at.is_none());
         self.env.stop_at = Some(now + within);
         match &mut self.phase {
+            // The pull that waits runs to its end. A process that stops does not wait for it: the window is short.
+            Phase::Standby(standby) if self.env.hands_over && standby.may_be_pinned() => Next::Stay,
             Phase::Unclaimed | Phase::Standby(_) => Next::Released { clean: true },
             Phase::Fencing(fencing) => fencing.give_up(now),
             Phase::Owning(tenure) => {
@@ -379,7 +381,7 @@ impl Shard {
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Standby(standby) => standby.next_wakeup(),
+            Phase::Standby(standby) => standby.next_wakeup(&self.env),
             Phase::Fencing(fencing) => fencing.next_wakeup(),
             Phase::Owning(tenure) => tenure.next_wakeup(&self.env),
             Phase::Releasing(release) => Some(release.next_wakeup()),

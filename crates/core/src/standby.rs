@@ -99,6 +99,9 @@ impl Standby {
                 }
                 // The row itself is let go: it comes again after the reset that every new pin begins with.
                 let Some(pin) = rows.pin else { return Next::Stay };
+                if env.stop_at.is_some() {
+                    return Next::Releasing(Release::new(pin, self.inbox, true, now));
+                }
                 let puller =
                     std::mem::replace(&mut self.puller, Puller::new(env.config.pull_interval(), now));
                 Next::Fencing(Fencing::new(pin, self.inbox, puller, now))
@@ -145,6 +148,12 @@ impl Standby {
         if matches!(self.step, Step::Wait) {
             self.step = Step::Read(Ask::at(now));
         }
+    }
+
+    /// Whether a row may be on its way to us, and the pin with it: nobody else would know of that pin, and the shard's
+    /// rows would wait until it lapses.
+    pub(crate) const fn may_be_pinned(&self) -> bool {
+        !self.puller.is_idle()
     }
 
     fn on_ended(
@@ -247,6 +256,10 @@ impl Standby {
                 self.step = Step::Read(Ask::at(now));
             }
         }
+        if let Some(stop_at) = env.stop_at {
+            let over = !self.may_be_pinned() || stop_at <= now;
+            return if over { Next::Released { clean: true } } else { Next::Stay };
+        }
         if matches!(self.step, Step::Wait) && !self.reported {
             self.reported = true;
             out.report(Report::Ready);
@@ -289,8 +302,9 @@ impl Standby {
         Next::Stay
     }
 
-    pub(crate) fn next_wakeup(&self) -> Option<Instant> {
+    pub(crate) fn next_wakeup(&self, env: &Env) -> Option<Instant> {
         let step = match &self.step {
+            _ if env.stop_at.is_some() => env.stop_at,
             Step::Read(ask) | Step::Look(ask, _) | Step::Unpin(ask) | Step::Rewind(ask, ..) => {
                 Some(ask.due())
             }
