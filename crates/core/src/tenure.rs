@@ -576,14 +576,14 @@ impl Tenure {
         let floor = self.floor_mark();
         let moved = floor.seq > stored.record.floor
             && (self.halting || now.since(self.floor_written_at) >= FLOOR_INTERVAL);
-        let may_open =
-            safeguard(Rule::LanesInParallel) || self.lanes.values().all(|lane| lane.open_until().is_none());
-        let batches = may_open && self.lanes.values().any(|lane| lane.wants_batch(now, closing));
+        let batches = self.lanes.values().any(|lane| lane.wants_batch(now, closing));
         if !moved && !batches && !self.lanes.values().any(Lane::wants_write) {
             return None;
         }
         let mut opened = false;
         if batches {
+            let waits = !safeguard(Rule::LanesInParallel)
+                && self.lanes.values().any(|lane| lane.open_until().is_some());
             // The ledger takes records up to a size; past it lanes wait for others to leave the record. The one
             // that holds the floor back may go a little further: until it is done none of them leaves.
             let mut waiting: Vec<_> =
@@ -595,7 +595,7 @@ impl Tenure {
             for lane in waiting {
                 size += lane.record_size(closing.parking);
                 let holds_floor = lane.floor_bound(floor).is_some_and(|mark| mark.seq == floor.seq);
-                if size <= limit || (holds_floor && size <= limit + limit / 14) {
+                if !waits && (size <= limit || (holds_floor && size <= limit + limit / 14)) {
                     lane.close_batch(now, closing);
                     opened = true;
                 } else {
