@@ -92,13 +92,24 @@ fn seconds(began: Instant) -> String {
 
 /// cargo-deny: licences, bans and sources. The advisory database is a download of its own, so it is asked for.
 fn deny(advisories: bool) -> Result<()> {
-    let mut command = Command::new(tool::CARGO_DENY.installed()?);
-    command.args(["check", "--hide-inclusion-graph"]);
-    if advisories {
-        command.arg("advisories");
+    let tool = tool::CARGO_DENY.installed()?;
+    for manifest in ["Cargo.toml", "fuzz/Cargo.toml"] {
+        let mut command = Command::new(&tool);
+        command.args([
+            "--config",
+            "deny.toml",
+            "--manifest-path",
+            manifest,
+            "check",
+            "--hide-inclusion-graph",
+        ]);
+        if advisories {
+            command.arg("advisories");
+        }
+        command.args(["licenses", "bans", "sources"]);
+        call(command)?;
     }
-    command.args(["licenses", "bans", "sources"]);
-    call(command)
+    Ok(())
 }
 
 /// The core has no clock, no randomness and no I/O: then it builds where there are none.
