@@ -13,8 +13,16 @@ use crate::command::{call, cargo, in_words};
 use crate::tool;
 
 /// What judges a mutant. Not `determinism`: it knows that the core has changed, and not whether it is wrong.
-const JUDGES: [&str; 6] =
-    ["--lib", "--test=shard", "--test=told", "--test=any_claims", "--test=any_events", "--test=judge"];
+const JUDGES: [&str; 8] = [
+    "--lib",
+    "--test=shard",
+    "--test=sharing",
+    "--test=told",
+    "--test=trim",
+    "--test=any_claims",
+    "--test=any_events",
+    "--test=judge",
+];
 /// How much of the viable mutants must be caught, in a hundred.
 const ENOUGH: f64 = 90.0;
 /// The most memory that anything may use, in KiB: some mutants would take all there is.
