@@ -1,8 +1,10 @@
-//! A model of the stream of dead letters: a subject for each letter, written under "only if there is none".
+//! A model of the stream of dead letters: a subject for each letter, written under "only if there is none". Where
+//! another row is kept under the subject (sequences were used again) nothing is kept, and that is told.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use bytes::Bytes;
 use holdfast_core::ports::dead_letters::{Letter, ParkOutcome};
 use holdfast_core::ports::{Failure, FailureClass};
 use holdfast_core::row::{Seq, ShardId, TableName};
@@ -11,10 +13,18 @@ use holdfast_core::time::Timestamp;
 /// What names a letter.
 pub type Identity = (Timestamp, ShardId, TableName, Seq);
 
+/// A row that is kept.
+#[derive(Clone, Debug)]
+struct Row {
+    stored_at: Timestamp,
+    payload: Bytes,
+    times: u64,
+}
+
 /// The letters that are kept.
 #[derive(Clone, Debug, Default)]
 pub struct Letters {
-    kept: BTreeMap<Identity, u32>,
+    kept: BTreeMap<Identity, Row>,
     full_until: Duration,
     missing_until: Duration,
 }
@@ -55,20 +65,23 @@ impl Letters {
         }
         let Letter { created, shard, table, seq, .. } = letter;
         let identity = (*created, *shard, table.clone(), *seq);
-        if unless_there && self.kept.contains_key(&identity) {
-            return Kept { outcome: ParkOutcome::Parked, stored: false };
+        if unless_there && let Some(kept) = self.kept.get(&identity) {
+            let same = kept.stored_at == letter.stored_at && kept.payload == letter.payload;
+            let another = || failed(FailureClass::Other, "another row is kept under this subject");
+            return Kept { outcome: if same { ParkOutcome::Parked } else { another() }, stored: false };
         }
         if now < self.full_until {
             return Kept { outcome: failed(FailureClass::Full, "maximum messages exceeded"), stored: false };
         }
-        *self.kept.entry(identity).or_default() += 1;
+        let Letter { stored_at, payload, .. } = letter.clone();
+        self.kept.entry(identity).or_insert(Row { stored_at, payload, times: 0 }).times += 1;
         Kept { outcome: ParkOutcome::Parked, stored: true }
     }
 
     /// How many letters are kept.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.kept.values().map(|times| u64::from(*times)).sum()
+        self.kept.values().map(|row| row.times).sum()
     }
 }
 
@@ -85,7 +98,7 @@ mod tests {
             table: TableName::new("t"),
             seq: Seq(seq),
             stored_at: Timestamp(2),
-            payload: bytes::Bytes::from_static(b"x"),
+            payload: Bytes::from_static(b"x"),
             cause: Cause::Payload,
             code: None,
             message: "no".into(),
@@ -102,6 +115,8 @@ mod tests {
             letters.park(at(1), &letter(1), true),
             Kept { outcome: ParkOutcome::Parked, stored: false }
         );
+        let another = Letter { stored_at: Timestamp(3), ..letter(1) };
+        assert!(matches!(letters.park(at(1), &another, true).outcome, ParkOutcome::Failed(_)));
         assert!(letters.park(at(2), &letter(1), false).stored);
         assert_eq!(letters.count(), 2);
         letters.full(at(10));
