@@ -538,15 +538,17 @@ impl Stage<'_> {
                     other @ ledger::Reply::Read { .. } => Err(format!("{other:?}")),
                 }
             }
-            ["park", seq] => {
+            ["park", seq, rest @ ..] => {
                 let seq = number(seq)?;
+                // Another row, whose sequence was used before.
+                let another = rest == ["another"];
                 let letter = Letter {
                     created: STREAM,
                     shard: SHARD,
                     table: TableName::new("t"),
                     seq: Seq(seq),
                     stored_at: Timestamp(STREAM.0 + 1),
-                    payload: self.bench.payload(seq),
+                    payload: self.bench.payload(if another { seq + 1 } else { seq }),
                     cause: Cause::Payload,
                     code: None,
                     message: "it can never be a row".into(),
