@@ -248,6 +248,13 @@ fn how_a_process_leaves() {
     for shard in [0, 1, 2, 4].map(ShardId) {
         claims.handle(now, Event::Shard { shard, report: Report::Released { clean: true } }, &mut out);
     }
+    // The others must know what failed before the record goes.
+    assert_eq!(claims.status().phase, "draining");
+    while let Some(at) = out.iter().position(|action| matches!(action, Action::Members(Command::Put { .. })))
+    {
+        let Action::Members(Command::Put { attempt, .. }) = out.remove(at) else { break };
+        claims.handle(now, Event::Members(Reply::Put { attempt, outcome: Ok(()) }), &mut out);
+    }
     // The deletion of its record is not answered.
     assert_eq!(claims.status().phase, "resigning");
     claims.handle(now + Duration::from_secs(3), Event::Wakeup, &mut out);
