@@ -91,6 +91,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ("PROPTEST_MAX_SHRINK_ITERS", "0".to_owned()),
         ("CARGO_TARGET_DIR", target.display().to_string()),
     ];
+    // But for what the last run has left of ours: cargo would take a mutant for the core.
+    let mut clean = cargo(["clean", "--quiet", "--profile", "mutate"]);
+    clean.args(["--package", "holdfast-core", "--package", "holdfast-sim"]).envs(environment.clone());
+    call(clean)?;
     let judge = || {
         let mut judge = cargo(["test", "--quiet", "--profile", "mutate"]);
         judge.args(["--package", "holdfast-core", "--package", "holdfast-sim"]).args(JUDGES);
@@ -123,7 +127,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.json {
         println!("{}", serde_json::to_string_pretty(&outcome)?);
     } else {
-        outcome.missed.iter().for_each(|name| println!("MISSED {name}"));
+        for name in &outcome.missed {
+            println!("MISSED {name}");
+        }
         println!(
             "part {shard}: {} of {} viable mutants caught, {:.1} % ({} by never ending), in {:.0} s",
             outcome.caught, outcome.viable, outcome.caught_percent, outcome.timeouts, outcome.seconds

@@ -1,5 +1,7 @@
 //! One shard from outside, word by word: what it asks, when, and what it makes of the answers.
 
+#![expect(clippy::unchecked_time_subtraction, reason = "times are constants here")]
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -872,7 +874,7 @@ fn what_is_in_doubt_is_read_back_and_only_what_is_missing_is_sent() {
     let status = bench.shard.status();
     let [(_, Trouble::Stopped(why))] = &*status.troubles else { panic!("{:?}", status.troubles) };
     assert!(why.starts_with("1 rows") && why.ends_with("under 3 tokens in turn"), "{why}");
-    bench.pass(Duration::from_secs(60));
+    bench.pass(Duration::from_mins(1));
     assert!(!bench.has(|action| matches!(action, Action::Store(store::Command::Insert(_)))));
 }
 
@@ -1169,11 +1171,10 @@ fn deliveries_out_of_order_mean_a_resync() {
         assert_eq!(bench.notices(), [Notice::Resynced { reason }]);
     }
     // So do a connection made anew, a pull without an end, and a consumer that is said to be gone.
-    type Cause = fn(&mut Bench, &Pull);
-    let disrupted: Cause = |bench, _| bench.delivery(Reply::Disrupted);
-    let dead: Cause = |bench, _| bench.pass(MS * 1_900);
-    let deleted: Cause = |bench, pull| bench.ended(pull, PullEnd::Deleted);
-    let nobody: Cause = |bench, pull| {
+    let disrupted: fn(&mut Bench, &Pull) = |bench, _| bench.delivery(Reply::Disrupted);
+    let dead: fn(&mut Bench, &Pull) = |bench, _| bench.pass(MS * 1_900);
+    let deleted: fn(&mut Bench, &Pull) = |bench, pull| bench.ended(pull, PullEnd::Deleted);
+    let nobody: fn(&mut Bench, &Pull) = |bench, pull| {
         bench.ended(pull, PullEnd::NoResponders);
         assert!(!bench.has(|action| matches!(action, Action::Delivery(Command::Inspect { .. }))));
         bench.pass(MS * 126);

@@ -1,5 +1,7 @@
 //! The machine that shares shards out, from outside: when it writes, whom it asks, whom it buries, what it takes.
 
+#![expect(clippy::unchecked_time_subtraction, reason = "times are constants here")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -40,7 +42,7 @@ fn config(shards: u32) -> Config {
 }
 
 fn member(name: &str, shards: &[(u32, Option<&str>)]) -> Member {
-    let hold = |pin: &Option<&str>| Hold { pin: pin.map(|pin| PinId(pin.into())), turn: 1, leaving: false };
+    let hold = |pin: Option<&str>| Hold { pin: pin.map(|pin| PinId(pin.into())), turn: 1, leaving: false };
     Member {
         version: Member::VERSION,
         id: id(name),
@@ -49,7 +51,7 @@ fn member(name: &str, shards: &[(u32, Option<&str>)]) -> Member {
         state: State::Active,
         software: "0.1.0".to_owned(),
         fingerprint: "00".to_owned(),
-        shards: shards.iter().map(|(shard, pin)| (ShardId(*shard), hold(pin))).collect(),
+        shards: shards.iter().map(|(shard, pin)| (ShardId(*shard), hold(*pin))).collect(),
         failed: BTreeMap::new(),
         paused: BTreeSet::new(),
     }
@@ -305,7 +307,7 @@ fn a_silent_member_is_asked_and_buried_by_two_refusals_or_its_lease() {
     bench.probed(attempt, Probe::Alive);
     // Gone for ten minutes, its record goes; once in ten minutes.
     bench.take();
-    bench.pass(Duration::from_secs(600) - MS);
+    bench.pass(Duration::from_mins(10) - MS);
     assert_eq!(bench.take(), []);
     bench.pass(MS);
     let swept = bench.take();
@@ -313,7 +315,7 @@ fn a_silent_member_is_asked_and_buried_by_two_refusals_or_its_lease() {
         panic!("{swept:?}")
     };
     assert_eq!(*member, id("a"));
-    bench.pass(Duration::from_secs(600) - MS);
+    bench.pass(Duration::from_mins(10) - MS);
     assert_eq!(bench.take(), []);
     bench.pass(MS);
     assert_eq!(bench.take().len(), 1);
