@@ -63,6 +63,8 @@ struct Rig<'a> {
     /// What was not answered yet.
     open: VecDeque<Action>,
     held: BTreeSet<ShardId>,
+    /// Those of them whose rows came to us, as they told last.
+    owned: BTreeSet<ShardId>,
     /// What our own shards say, and our own operator.
     failed: BTreeSet<ShardId>,
     paused: BTreeSet<ShardId>,
@@ -108,6 +110,7 @@ pub fn any_claims(steps: &[impl AsRef<[u8]>]) -> Result<Settled, Violation> {
         commands: VecDeque::new(),
         open: VecDeque::new(),
         held: BTreeSet::new(),
+        owned: BTreeSet::new(),
         failed: BTreeSet::new(),
         paused: BTreeSet::new(),
         wanted: BTreeSet::new(),
@@ -335,6 +338,8 @@ impl Rig<'_> {
                 self.snapshot = true;
             }
             Event::Members(Reply::Changed(entry)) => self.read(entry),
+            Event::Shard { shard, report: Report::Owned { .. } } => drop(self.owned.insert(*shard)),
+            Event::Shard { shard, report: Report::Lost } => drop(self.owned.remove(shard)),
             Event::Shard { shard, report: Report::Released { .. } } => drop(self.held.remove(shard)),
             Event::Shard { shard, report: Report::Failed { .. } } => {
                 self.held.remove(shard);
@@ -433,11 +438,15 @@ impl Rig<'_> {
         }
         match order {
             Order::Claim { of, .. } => {
+                self.owned.remove(&shard);
                 self.settled.claimed += 1;
                 self.settled.orphans += u32::from(of.is_some());
             }
             Order::OwnerGone(_) => self.settled.orphans += 1,
-            Order::GiveUp if !self.wanted.contains(&shard) => wrong("that nobody else stands by for")?,
+            // Who only stands by may leave what is broken for all.
+            Order::GiveUp if self.owned.contains(&shard) && !self.wanted.contains(&shard) => {
+                wrong("that nobody else stands by for")?
+            }
             Order::GiveUp => self.settled.given_up += 1,
             Order::Stop { .. } if !self.stopping => wrong("without a reason")?,
             Order::Stop { .. } | Order::Share(_) => {}
