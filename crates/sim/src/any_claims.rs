@@ -445,7 +445,7 @@ impl Rig<'_> {
             Order::OwnerGone(_) => self.settled.orphans += 1,
             // Who only stands by may leave what is broken for all.
             Order::GiveUp if self.owned.contains(&shard) && !self.wanted.contains(&shard) => {
-                wrong("that nobody else stands by for")?
+                wrong("that nobody else stands by for")?;
             }
             Order::GiveUp => self.settled.given_up += 1,
             Order::Stop { .. } if !self.stopping => wrong("without a reason")?,
