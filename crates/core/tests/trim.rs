@@ -33,7 +33,7 @@ struct Bench {
 
 impl Bench {
     fn new(history: Duration) -> Self {
-        let config = Config { shards: 2, interval: SECOND, history };
+        let config = Config { shards: vec![ShardId(0), ShardId(1)], interval: SECOND, history };
         let trim = Trim::new(config, Instant::START);
         assert_eq!(trim.next_wakeup(), Some(Instant::START));
         let mut bench = Self { trim, now: Instant::START, out: vec![] };
