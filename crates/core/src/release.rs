@@ -42,6 +42,11 @@ impl Release {
         Self { pin, inbox, clean, puller: None, step, deadline: now + Self::PATIENCE }
     }
 
+    /// The pin that is given up.
+    pub(crate) const fn pin(&self) -> &PinId {
+        &self.pin
+    }
+
     pub(crate) fn on_delivery(&mut self, now: Instant, reply: Reply) -> Next {
         match (&mut self.step, reply) {
             (Step::Look(ask), Reply::Inspected { attempt, outcome }) if ask.awaits(attempt) => {

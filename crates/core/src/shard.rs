@@ -410,6 +410,7 @@ impl Shard {
         };
         match &self.phase {
             Phase::Fencing(fencing) => status.pin = Some(fencing.pin()),
+            Phase::Releasing(release) => status.pin = Some(release.pin()),
             Phase::Owning(tenure) => tenure.fill(&mut status),
             Phase::Failed(failure) => status.failure = Some(failure),
             _ => {}
