@@ -21,6 +21,8 @@ const TIMEOUT: u64 = 30;
 const MEMORY: u64 = 2_048;
 /// The longest input, in bytes: longer ones are not tried, and shorter ones come first.
 const LONGEST: u64 = 4_096;
+/// What a target exits with when it is told to end.
+const INTERRUPTED: i32 = 72;
 /// So many seeds of a target are kept at most, none longer than so many bytes.
 const SEEDS: usize = 48;
 const SHORT: u64 = 600;
@@ -228,6 +230,10 @@ fn one(binaries: &Path, name: &str, seconds: u64, without: Option<&str>) -> Resu
     let mut child = fuzzer.spawn().with_context(|| format!("cannot run {name}"))?;
     let status = child.wait().with_context(|| format!("cannot wait for {name}"))?;
     let taken = began.elapsed();
+    // libFuzzer's own word for a signal from somebody.
+    if status.code() == Some(INTERRUPTED) {
+        bail!("{name} was interrupted");
+    }
     let text = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
     let text = String::from_utf8_lossy(&text);
     let finding =

@@ -114,7 +114,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     fs::create_dir_all(&results).with_context(|| format!("cannot make {}", results.display()))?;
     mutants.args(["--test-package", "holdfast-core,holdfast-sim", "--profile", "mutate"]);
     mutants.args(JUDGES.map(|judge| format!("--cargo-arg={judge}")));
-    mutants.args(["--baseline", "skip", "--timeout", &timeout.to_string(), "--jobs", "1"]);
+    mutants.args([
+        "--gitignore",
+        "true",
+        "--baseline",
+        "skip",
+        "--timeout",
+        &timeout.to_string(),
+        "--jobs",
+        "1",
+    ]);
     mutants.args(["--colors", "never", "--output"]).arg(&results).envs(environment.clone());
     // Its own words would be in the way of ours.
     mutants.current_dir(build::workspace()).stdin(Stdio::null()).stdout(std::io::stderr());
