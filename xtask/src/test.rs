@@ -11,7 +11,7 @@ use crate::command::{call, cargo};
 use crate::{fuzz, tool};
 
 /// So long each fuzz target runs.
-const FUZZ_SECONDS: u64 = 60;
+const FUZZ_SECONDS: u64 = 30;
 const WASM: &str = "wasm32-unknown-unknown";
 
 #[derive(Debug, clap::Args)]
@@ -69,7 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         call(cargo(["test", "--package", "holdfast-core", "--features", "mutants"]))?;
         call(cargo(["test", "--release", "--package", "holdfast-sim", "--features", "mutants"]))
     })?;
-    step("fuzz targets, a minute each", || {
+    step("fuzz targets, half a minute each", || {
         call(cargo(["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"]))?;
         fuzz::run(&fuzz::Options::all(FUZZ_SECONDS))
     })?;
