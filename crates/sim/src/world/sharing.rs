@@ -472,6 +472,12 @@ impl World {
                         && !member.paused.contains(&shard)
                 })
             };
+            // What one that left found broken is for nobody who saw it leave.
+            let status = sharing.claims.status();
+            let own = status.shards.iter().filter(|of| of.shard == shard).flat_map(|of| &of.failed);
+            if own.into_iter().any(|(id, _)| **id == process.member) {
+                return false;
+            }
             let strangers = live.keys().filter(|id| **id != process.member).count();
             strangers == others().count() && others().all(sees)
         })
