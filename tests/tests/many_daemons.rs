@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_testbed::frame::Verb;
 use holdfast_testbed::proxy::{Direction, Fate};
-use holdfast_testbed::rig::{Options, Rig};
+use holdfast_testbed::rig::{self, Options, Rig};
 use holdfast_testbed::{Fleet, Load, Proxy, wait};
 
 /// Enough for any of these on a slow machine.
@@ -27,9 +27,7 @@ fn assert_whole(rig: &Rig, fleet: &mut Fleet<'_>, load: Load) {
     for ended in fleet.stop_all(STOP).unwrap() {
         assert!(ended.is_success(), "{ended}");
     }
-    let verdict = rig.judge(rows).unwrap();
-    assert!(verdict.ok(), "{verdict}");
-    assert_eq!(rig.unproven().unwrap(), Vec::<String>::new());
+    rig::assert_whole(rig, rows);
 }
 
 /// Waits until rows are stored that were published after now.

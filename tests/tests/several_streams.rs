@@ -68,9 +68,7 @@ fn two_daemons_write_both_streams_and_one_is_killed() {
     for ended in fleet.stop_all(STOP).unwrap() {
         assert!(ended.is_success(), "{ended}");
     }
-    let verdict = rig.judge(rows).unwrap();
-    assert!(verdict.ok(), "{verdict}");
-    assert_eq!(rig.unproven().unwrap(), Vec::<String>::new());
+    assert_whole(&rig, rows);
 }
 
 #[test]
