@@ -1152,3 +1152,6 @@ pub(crate) struct Advance {
     /// Rows that need not be held any more.
     pub(crate) freed: Freed,
 }
+
+#[cfg(test)]
+mod tests;

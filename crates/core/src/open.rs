@@ -288,6 +288,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_open_is_what_its_numbers_say() {
+        let sound = open(Level::ExactlyOnce);
+        assert_eq!(sound.defect(), None);
+        let with = |seqs: &[u64]| {
+            let rows: Vec<Row> = seqs.iter().copied().map(row).collect();
+            Open { rows: Rows::Whole { rows: rows.into(), before: Mark::default() }, ..sound.clone() }
+        };
+        for unordered in [[3, 3, 8], [5, 3, 8], [3, 8, 8]] {
+            assert_eq!(with(&unordered).defect().as_deref(), Some("the open batch is out of order"));
+        }
+        for other in [&[4, 5, 8][..], &[3, 5, 7], &[3, 8], &[3, 5, 6, 8]] {
+            assert_eq!(with(other).defect().as_deref(), Some("the open batch is not its numbers"));
+        }
+        // One that is collected is not whole yet.
+        let collecting = |seqs: &[u64]| Open {
+            rows: Rows::Collecting(seqs.iter().copied().map(row).collect()),
+            ..sound.clone()
+        };
+        assert_eq!(collecting(&[]).defect(), None);
+        assert_eq!(collecting(&[5]).defect(), None);
+        assert!(collecting(&[5, 3]).defect().is_some());
+    }
+
+    #[test]
     fn only_its_own_rows_count_as_found() {
         let mut found = vec![Seq(3), Seq(4), Seq(8)];
         open(Level::ExactlyOnce).keep_own(&mut found);

@@ -179,7 +179,15 @@ impl Bench {
             }
         }
         self.now = until;
+        let before = self.asked.len();
         self.tell(Event::Wakeup);
+        // Whatever it does in time it has asked to be woken for. (A description that is only old may wait.)
+        let beside = |action: &Action| !matches!(action, Action::Store(store::Command::Describe { .. }));
+        assert_eq!(
+            self.asked[before..].iter().find(|action| beside(action)),
+            None,
+            "nobody would have woken it"
+        );
     }
 
     #[track_caller]
@@ -832,6 +840,21 @@ fn a_refusal_that_passes_is_tried_again_under_the_same_token_ever_more_slowly() 
 }
 
 #[test]
+fn a_code_that_nobody_knows_is_tried_again_and_told_once() {
+    let (mut bench, pull) = Bench::owner();
+    let mut insert = bench.full_batch(&pull, [1, 2, 3, 4]);
+    for (code, new) in [(7, true), (7, false), (8, true)] {
+        bench.notices();
+        let refusal = Refusal { code: Some(code), ..refusal(Class::Unknown, None) };
+        bench.inserted(&insert, InsertOutcome::Again(refusal.clone()));
+        assert_eq!(bench.notices().contains(&Notice::UnknownRefusal { refusal }), new, "{code}");
+        bench.describe();
+        bench.pass(MS * 600);
+        insert = bench.insert();
+    }
+}
+
+#[test]
 fn what_is_in_doubt_is_read_back_and_only_what_is_missing_is_sent() {
     let (mut bench, pull) = Bench::owner();
     let insert = bench.full_batch(&pull, [1, 2, 3, 4]);
@@ -843,8 +866,9 @@ fn what_is_in_doubt_is_read_back_and_only_what_is_missing_is_sent() {
     // A look that fails is taken again.
     let outcome = Err(refusal(Class::Passing, None));
     bench.tell(Event::Store(store::Reply::ReadBack { attempt, table: TableName::new("t"), outcome }));
+    bench.pass(MS * 149);
     assert!(!bench.has(|action| matches!(action, Action::Store(store::Command::ReadBack { .. }))));
-    bench.pass(MS * 251);
+    bench.pass(MS * 102);
     let (attempt, ..) = bench.read_back();
     bench.found(attempt, &[2, 3]);
     let again = bench.insert();
@@ -1001,6 +1025,45 @@ fn a_batch_that_is_refused_for_its_data_is_cut_around_the_row() {
 }
 
 #[test]
+fn one_bad_row_is_no_reason_for_small_batches_and_a_second_is() {
+    let mut bench = Bench::new(Config { batch: Limits { max_rows: 100, ..config().batch }, ..config() });
+    let pull = bench.own(&seen(100, 100));
+    let small = |n| Row { payload: Bytes::from_static(b"."), ..row(n, n) };
+    bench.rows(pull.inbox, (1..=100).map(small));
+    bench.describe();
+    let mut sizes = Vec::new();
+    for bad in [Some(3), None, Some(1), None, Some(2), None, Some(1), None, None, None, None] {
+        bench.pass(AGE);
+        let written = bench.store();
+        if written.lanes[&TableName::new("t")].parked.is_some() {
+            let (attempt, letter) = bench.letter();
+            sizes.push(0);
+            let outcome = ParkOutcome::Parked;
+            bench.tell(Event::DeadLetter(dead_letters::Reply::Parked {
+                attempt,
+                table: letter.table,
+                outcome,
+            }));
+            continue;
+        }
+        let insert = bench.insert();
+        sizes.push(insert.rows.len());
+        let Some(_) = bad else {
+            bench.inserted(&insert, InsertOutcome::Stored);
+            if bench.has(|action| matches!(action, Action::Store(store::Command::ReadBack { .. }))) {
+                let (attempt, ..) = bench.read_back();
+                bench.found(attempt, &insert.rows.iter().map(|row| row.seq.0).collect::<Vec<_>>());
+            }
+            continue;
+        };
+        bench.inserted(&insert, InsertOutcome::Again(refusal(Class::Data, bad)));
+        bench.asked.retain(|action| matches!(action, Action::Ledger(_)));
+    }
+    // All but the third row; all but the fifth; then twice as many with every success.
+    assert_eq!(sizes, [100, 2, 1, 0, 97, 1, 1, 0, 16, 32, 47]);
+}
+
+#[test]
 fn without_a_name_it_is_halved_and_what_follows_grows_again() {
     let (mut bench, pull) = Bench::owner();
     let insert = bench.full_batch(&pull, [1, 2, 3, 4]);
@@ -1090,6 +1153,16 @@ fn a_table_that_knows_more_than_the_ledger_is_read_back() {
     let insert = bench.insert();
     assert_eq!(insert.rows.iter().map(|row| row.seq.0).collect::<Vec<_>>(), [4]);
     bench.inserted(&insert, InsertOutcome::Stored);
+    let (attempt, ..) = bench.read_back();
+    bench.found(attempt, &[1, 2, 3, 4]);
+    assert_eq!(bench.store().lanes.len(), 0);
+    // Rows up to the last one that the table has: the record says nothing more of it.
+    let (mut bench, pull) = Bench::owner();
+    bench.rows(pull.inbox, (1..=4).map(|n| row(n, n)));
+    let (attempt, table, _) = bench.described();
+    let outcome = Ok(Description { target: target("t"), holds: Some(Seq(4)) });
+    bench.tell(Event::Store(store::Reply::Described { attempt, table, outcome }));
+    bench.store();
     let (attempt, ..) = bench.read_back();
     bench.found(attempt, &[1, 2, 3, 4]);
     assert_eq!(bench.store().lanes.len(), 0);
@@ -1248,6 +1321,20 @@ fn an_inherited_batch_is_read_back_collected_and_completed() {
     bench.notices();
     bench.found(attempt, &[9]);
     assert!(bench.notices().iter().any(|told| matches!(told, Notice::RowsRemoved { lost: 2, .. })));
+    // One that is gone is in the table: nothing is lost.
+    let mut bench = Bench::with(config(), inherited.clone());
+    let pull = bench.own(&looked());
+    let (attempt, ..) = bench.read_back();
+    bench.found(attempt, &[5]);
+    bench.rows(pull.inbox, [row_of("u", 1, 1), row(3, 2), row(9, 3), row(10, 4)]);
+    let insert = bench.insert();
+    bench.inserted(&insert, InsertOutcome::Stored);
+    let (attempt, ..) = bench.read_back();
+    bench.notices();
+    bench.found(attempt, &[3, 5, 9]);
+    let told = bench.notices();
+    assert!(told.iter().any(|told| matches!(told, Notice::BatchStored { .. })));
+    assert!(!told.iter().any(|told| matches!(told, Notice::RowsRemoved { .. })));
     // The same when nothing comes any more.
     let mut bench = Bench::with(config(), inherited.clone());
     let pull = bench.own(&looked());
@@ -1266,6 +1353,55 @@ fn an_inherited_batch_is_read_back_collected_and_completed() {
     bench.notices();
     bench.inspected(looked());
     assert!(!bench.notices().iter().any(|told| matches!(told, Notice::RowsRemoved { .. })));
+}
+
+#[test]
+fn what_is_inherited_is_collected_beyond_the_share() {
+    let mut inherited = record(0, 9);
+    inherited.lanes.insert(TableName::new("t"), open(1, 9, 6));
+    let own = |share| {
+        let looked = Inspection { row_stored_at: Some(mark(9).stored_at), ..seen(9, 9) };
+        let mut bench = Bench::with(config(), inherited.clone());
+        let pull = bench.own(&looked);
+        bench.tell(Event::Share(share));
+        (bench, pull)
+    };
+    // The share is full of a batch that an owner with a larger one closed: its rows do not count.
+    let (mut bench, pull) = own(Share { rows: 4, bytes: 1_000_000 });
+    bench.rows(pull.inbox, [row(1, 1), row_of("u", 2, 2), row(3, 3), row(4, 4), row(5, 5)]);
+    bench.ended(&pull, PullEnd::Full);
+    let pull = bench.pull();
+    // Two of six are missing; five rows of 170 bytes are held, one of them of another table.
+    assert_eq!((pull.batch, pull.max_bytes), (2, Some(1_000_000 - 170 - 2 * 160)));
+    bench.ended(&pull, PullEnd::TooLarge);
+    let alone = bench.pull();
+    assert_eq!((alone.batch, alone.max_bytes), (1, None));
+    // Once it is whole there is no reason to go beyond the share.
+    bench.rows(alone.inbox, [row(6, 6), row(9, 7)]);
+    bench.ended(&alone, PullEnd::Full);
+    assert!(!bench.has(|action| matches!(action, Action::Delivery(Command::Pull(_)))));
+    // What others hold counts: there is room for one row.
+    let (mut bench, pull) = own(Share { rows: 4, bytes: 1_000_000 });
+    bench.rows(pull.inbox, [row(1, 1), row_of("u", 2, 2), row_of("u", 3, 3), row_of("u", 4, 4)]);
+    bench.ended(&pull, PullEnd::Full);
+    assert_eq!(bench.pull().batch, 1);
+    // So do bytes, twice over for rows that are not known yet.
+    let (mut bench, pull) = own(Share { rows: 1_000, bytes: 1_280 });
+    bench.rows(pull.inbox, (1..=3).map(|n| row(n, n)).chain((6..=9).map(|n| row_of("u", n, n - 2))));
+    bench.ended(&pull, PullEnd::Full);
+    let pull = bench.pull();
+    assert_eq!((pull.batch, pull.max_bytes), (1, Some(1_280 - 4 * 170 - 160)));
+    // An inherited letter waits for one row.
+    let parked = Parked { row: Seq(9), cause: Cause::Refused, code: None, message: "no".into(), attempts: 2 };
+    let mut inherited = record(0, 9);
+    let lane = LaneRecord { done: Seq(2), parked: Some(parked), ..LaneRecord::default() };
+    inherited.lanes.insert(TableName::new("t"), lane);
+    let mut bench = Bench::with(config(), inherited);
+    let pull = bench.own(&Inspection { row_stored_at: Some(mark(9).stored_at), ..seen(9, 9) });
+    bench.tell(Event::Share(Share { rows: 8, bytes: 1_000_000 }));
+    bench.rows(pull.inbox, (1..=7).map(|n| row_of("u", n, n)));
+    bench.ended(&pull, PullEnd::Full);
+    assert_eq!(bench.pull().batch, 1);
 }
 
 #[test]
