@@ -22,19 +22,20 @@ libfuzzer_sys::fuzz_target!(|payload: &[u8]| {
         match object {
             Ok(object) => assert!(!object.keys().any(|key| reserved(key)), "{object:?}"),
             // A number's range and half a character are for the table to judge: values are passed on as they are.
+            // And this reader's bound of depth is one lower than ours.
             Err(error) => {
-                let words = ["number out of range", "lone leading surrogate", "unexpected end of hex escape"];
+                let words = [
+                    "number out of range",
+                    "lone leading surrogate",
+                    "unexpected end of hex escape",
+                    "recursion limit exceeded",
+                ];
                 let error = error.to_string();
                 assert!(words.iter().any(|words| error.starts_with(words)), "{error}");
             }
         }
     } else if let Ok(object) = object {
-        let deep = payload.iter().filter(|byte| b"{[".contains(byte)).count() > 100;
-        let repeated = payload.contains(&b'_') || payload.contains(&b'\\');
-        assert!(
-            payload.len() > MAX_ROW || deep || repeated || object.keys().any(|key| reserved(key)),
-            "{object:?}"
-        );
+        assert!(payload.len() > MAX_ROW || object.keys().any(|key| reserved(key)), "{object:?}");
     }
 });
 

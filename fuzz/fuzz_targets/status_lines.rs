@@ -8,6 +8,14 @@ libfuzzer_sys::fuzz_target!(|input: (u16, &str)| {
     let (code, words) = input;
     let end = pull_end(code, words);
     assert_eq!(end.is_none(), (100..200).contains(&code), "a status ends a pull or is a heartbeat");
+    // What is decided by the code alone, and what a conflict only can be.
+    let is = |this: &PullEnd| end.as_ref() == Some(this);
+    assert_eq!(is(&PullEnd::NotPinned), code == 423);
+    assert_eq!(is(&PullEnd::NoResponders), code == 503);
+    assert_eq!(is(&PullEnd::Empty), code == 404 || code == 408);
+    for conflict in [PullEnd::TooLarge, PullEnd::Full, PullEnd::LeaderChanged, PullEnd::Deleted] {
+        assert!(code == 409 || !is(&conflict));
+    }
     let shouted = pull_end(code, &words.to_ascii_uppercase());
     match (end, shouted) {
         (Some(PullEnd::Failed(said)), Some(PullEnd::Failed(shouted))) => {

@@ -1,6 +1,7 @@
 //! Subjects of rows: whatever is read of one is what would be written for it.
 #![no_main]
 
+use holdfast_core::row::ShardId;
 use holdfast_nats::subject::{decode, encode, publish_subject, shard_filter, split, table_of};
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
@@ -26,4 +27,9 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
     );
     assert_eq!(decode(&token).expect("what is encoded decodes"), subject);
     assert_eq!(publish_subject(prefix, &token).strip_prefix(prefix), Some(&*format!(".{token}")));
+    // Whatever shard a server's transform puts it into, it is found there.
+    let shard = u32::try_from(subject.len()).map_or(0, |length| length.wrapping_mul(2_654_435_761));
+    for shard in [shard % 10, shard % 1_000, shard] {
+        assert_eq!(split(prefix, &format!("{prefix}.{shard}.{token}")), Some((ShardId(shard), &*token)));
+    }
 });

@@ -1,5 +1,8 @@
 //! What several targets need.
 
+/// The variable that asks `schedule` to make small what it finds.
+pub const SHRINK: &str = "HOLDFAST_SHRINK";
+
 /// A fuzzer's bytes as steps. 255 ends one: what is done to a step leaves those behind it as they were.
 #[must_use]
 pub fn steps(bytes: &[u8]) -> Vec<&[u8]> {

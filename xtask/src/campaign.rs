@@ -108,12 +108,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Part::Kills => campaign.kills(),
             Part::Mutant => campaign.mutant(turn / parts.len()),
         };
-        // Whoever is interrupted has no report.
+        // What was found so far is told, whatever went wrong since. (A child can end before we know of the interrupt.)
         if let Err(error) = outcome {
-            if interrupted.try_recv().is_ok() {
-                break;
+            if interrupted.recv_timeout(Duration::from_millis(500)).is_err() {
+                campaign.report.found(
+                    "campaign",
+                    format!("{error:#}"),
+                    "none: the turn itself failed".to_owned(),
+                );
             }
-            return Err(error);
+            break;
         }
         campaign.report.turns += 1;
     }
@@ -197,8 +201,8 @@ impl Campaign {
         let many = self.targets.len();
         let chosen: Vec<String> =
             (0..FUZZ_TARGETS).map(|n| self.targets[(round * FUZZ_TARGETS + n) % many].clone()).collect();
-        let binaries = fuzz::built(&self.targets, false)?;
-        for outcome in fuzz::fuzz(&binaries, &chosen, FUZZ_SECONDS, None)? {
+        let binaries = fuzz::built(&self.targets, &fuzz::Fault::None)?;
+        for outcome in fuzz::fuzz(&binaries, &chosen, FUZZ_SECONDS, &fuzz::Fault::None)? {
             *self.report.inputs.entry(outcome.name.clone()).or_default() += outcome.executions;
             if !outcome.ok {
                 let replay =
@@ -250,7 +254,7 @@ impl Campaign {
         if report[0]["caught"] == true {
             self.report.mutants.insert(rule, needed);
         } else {
-            let replay = format!("cargo xtask mutants --only {rule}");
+            let replay = format!("cargo xtask mutants --only {rule} --first {first} --seeds {MUTANT_SEEDS}");
             self.report.found(
                 "safeguard",
                 format!("{rule} is off, and {needed} seeds from {first} miss nothing"),

@@ -13,7 +13,7 @@ use holdfast_testbed::build;
 use serde::Serialize;
 
 use crate::command::call;
-use crate::tool;
+use crate::{planted, tool};
 
 /// One input may take so long, in seconds. (A schedule takes some hundredths.)
 const TIMEOUT: u64 = 30;
@@ -23,6 +23,10 @@ const MEMORY: u64 = 2_048;
 const LONGEST: u64 = 4_096;
 /// What a target exits with when it is told to end.
 const INTERRUPTED: i32 = 72;
+/// Targets whose faults are safeguards that can be switched off. The others have one each, see [`planted`].
+const MACHINES: [&str; 3] = ["claims", "events", "schedule"];
+/// Asks `schedule` to make small what it finds.
+const SHRINK: &str = "HOLDFAST_SHRINK";
 /// So many seeds of a target are kept at most, none longer than so many bytes.
 const SEEDS: usize = 48;
 const SHORT: u64 = 600;
@@ -36,13 +40,17 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 60)]
     seconds: u64,
     /// Plant a fault: switch this safeguard off (`cargo xtask mutants --list` prints them). The target must find it
-    #[arg(long, value_name = "RULE")]
+    #[arg(long, value_name = "RULE", conflicts_with = "planted")]
     without: Option<String>,
+    /// Plant the fault of `fuzz/planted/NAME.diff` in a copy of the tree. The target must find it (`all`: those that
+    /// have one)
+    #[arg(long)]
+    planted: bool,
     /// Run the target on this input only, and show what it says
     #[arg(long, value_name = "FILE", conflicts_with = "seconds")]
     replay: Option<PathBuf>,
     /// Make the target's corpus as small as it can be, and keep it as seeds
-    #[arg(long, conflicts_with_all = ["seconds", "replay", "without"])]
+    #[arg(long, conflicts_with_all = ["seconds", "replay", "without", "planted"])]
     keep: bool,
     /// Print the outcomes as JSON, and nothing else on standard output
     #[arg(long)]
@@ -53,7 +61,40 @@ impl Options {
     /// Every target for so long.
     pub(crate) fn all(seconds: u64) -> Self {
         let target = "all".to_owned();
-        Self { target, seconds, without: None, replay: None, keep: false, json: false }
+        Self { target, seconds, without: None, planted: false, replay: None, keep: false, json: false }
+    }
+}
+
+/// What is wrong with the code on purpose.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    None,
+    /// This safeguard is switched off.
+    Off(String),
+    /// Each target's own, see [`planted`].
+    Planted,
+}
+
+impl Fault {
+    fn flags(&self) -> String {
+        match self {
+            Self::None => String::new(),
+            Self::Off(rule) => format!(" --without {rule}"),
+            Self::Planted => " --planted".to_owned(),
+        }
+    }
+
+    fn in_words(&self) -> Option<String> {
+        match self {
+            Self::None => None,
+            Self::Off(rule) => Some(format!("{rule} is off")),
+            Self::Planted => Some("the planted fault".to_owned()),
+        }
+    }
+
+    /// For the targets to read.
+    fn environment(&self) -> Option<(&'static str, &str)> {
+        if let Self::Off(rule) = self { Some(("HOLDFAST_OFF", rule)) } else { None }
     }
 }
 
@@ -70,9 +111,9 @@ pub(crate) struct Outcome {
     pub(crate) executions: u64,
     /// Places in the code that were reached, as the fuzzer counts them.
     coverage: u64,
-    /// The safeguard that was off.
+    /// What is wrong on purpose.
     #[serde(skip_serializing_if = "Option::is_none")]
-    without: Option<String>,
+    fault: Option<String>,
     /// What was found, in words.
     finding: Option<String>,
     /// The command that shows it again.
@@ -87,22 +128,41 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         return Ok(());
     }
-    let chosen: Vec<String> =
+    let mut chosen: Vec<String> =
         names.into_iter().filter(|name| options.target == "all" || options.target == *name).collect();
     if chosen.is_empty() {
         bail!("no target is called {}; `cargo xtask fuzz list` prints them", options.target);
     }
-    let binaries = built(&chosen, options.without.is_some())?;
+    let fault = match &options.without {
+        Some(rule) => Fault::Off(rule.clone()),
+        None if options.planted => Fault::Planted,
+        None => Fault::None,
+    };
+    match &fault {
+        Fault::None => {}
+        Fault::Off(_) => chosen.retain(|name| MACHINES.contains(&name.as_str())),
+        Fault::Planted => chosen.retain(|name| planted::fault(name).is_some()),
+    }
+    if chosen.is_empty() {
+        bail!(
+            "{} has no such fault: --without RULE is for {}, --planted for the others",
+            options.target,
+            MACHINES.join(", ")
+        );
+    }
+    let binaries = built(&chosen, &fault)?;
     if let Some(input) = &options.replay {
-        let mut replay = Command::new(binaries.join(&chosen[0]));
+        let [name] = &*chosen else { bail!("whose input is it? `cargo xtask fuzz NAME --replay FILE`") };
+        let mut replay = Command::new(binaries.join(name));
+        replay.env(SHRINK, "1");
         replay.arg(fs::canonicalize(input).with_context(|| format!("cannot find {}", input.display()))?);
-        replay.envs(options.without.iter().map(|rule| ("HOLDFAST_OFF", rule)));
+        replay.envs(fault.environment());
         return call(replay);
     }
     if options.keep {
         return chosen.iter().try_for_each(|name| keep(&binaries, name));
     }
-    let outcomes = fuzz(&binaries, &chosen, options.seconds, options.without.as_deref())?;
+    let outcomes = fuzz(&binaries, &chosen, options.seconds, &fault)?;
     if options.json {
         println!("{}", serde_json::to_string_pretty(&outcomes)?);
     } else {
@@ -120,11 +180,11 @@ impl Outcome {
     /// A line or two for people.
     pub(crate) fn in_words(&self) -> String {
         let Self { name, seconds, executions, coverage, .. } = self;
-        let said = match (&self.finding, &self.without) {
+        let said = match (&self.finding, &self.fault) {
             (None, None) => "nothing found".to_owned(),
-            (None, Some(rule)) => format!("NOT FOUND that {rule} is off"),
+            (None, Some(fault)) => format!("NOT FOUND: {fault}"),
             (Some(finding), None) => format!("FOUND {finding}"),
-            (Some(finding), Some(rule)) => format!("found that {rule} is off: {finding}"),
+            (Some(finding), Some(fault)) => format!("found ({fault}): {finding}"),
         };
         let replay = self.replay.as_ref().map_or_else(String::new, |replay| format!("\n  replay: {replay}"));
         format!("{name:13} {executions:9} inputs in {seconds:5.1} s, {coverage:5} places: {said}{replay}")
@@ -146,14 +206,20 @@ pub(crate) fn targets() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds targets, and says in which folder they are. With `switches`, safeguards of the core can be switched off.
-pub(crate) fn built(names: &[String], switches: bool) -> Result<PathBuf> {
-    // A build of its own, so that neither makes the other anew, and nothing else ever sees a switch.
-    let target = folder().join(if switches { "target/switches" } else { "target" });
+/// Builds targets, and says in which folder they are.
+pub(crate) fn built(names: &[String], fault: &Fault) -> Result<PathBuf> {
+    // A build of its own for each kind, so that none makes the others anew, and nothing else ever sees a fault.
+    let (tree, target) = match fault {
+        Fault::None => (folder(), "target"),
+        Fault::Off(_) => (folder(), "target/switches"),
+        Fault::Planted => (planted::tree(names)?.join("fuzz"), "target/planted"),
+    };
+    let target = folder().join(target);
     let mut fuzz = Command::new(tool::CARGO_FUZZ.installed()?);
     // No sanitizer: nothing here is unsafe. What counts coverage is for nightly compilers to be named, and in all.
     fuzz.args(["build", "--sanitizer", "none", "--target-dir"]).arg(&target).env("RUSTC_BOOTSTRAP", "1");
-    if switches {
+    fuzz.arg("--fuzz-dir").arg(tree);
+    if matches!(fault, Fault::Off(_)) {
         fuzz.args(["--no-default-features", "--features", "mutants"]);
     }
     // It builds one or all.
@@ -170,12 +236,7 @@ pub(crate) fn built(names: &[String], switches: bool) -> Result<PathBuf> {
 }
 
 /// Runs targets, as many at once as there are processors.
-pub(crate) fn fuzz(
-    binaries: &Path,
-    names: &[String],
-    seconds: u64,
-    without: Option<&str>,
-) -> Result<Vec<Outcome>> {
+pub(crate) fn fuzz(binaries: &Path, names: &[String], seconds: u64, fault: &Fault) -> Result<Vec<Outcome>> {
     let left = Mutex::new(names.iter().collect::<VecDeque<_>>());
     let outcomes = Mutex::new(Vec::new());
     thread::scope(|scope| {
@@ -185,7 +246,7 @@ pub(crate) fn fuzz(
                     let next = left.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                     let Some(name) = next else { break };
                     eprintln!("{name}: {seconds} s");
-                    let outcome = one(binaries, name, seconds, without);
+                    let outcome = one(binaries, name, seconds, fault);
                     outcomes.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
                 }
             });
@@ -200,12 +261,12 @@ pub(crate) fn fuzz(
     Ok(outcomes)
 }
 
-fn one(binaries: &Path, name: &str, seconds: u64, without: Option<&str>) -> Result<Outcome> {
+fn one(binaries: &Path, name: &str, seconds: u64, fault: &Fault) -> Result<Outcome> {
     let folder = folder();
-    let artifacts = folder.join("artifacts").join(name);
-    // What is learnt of a broken core is kept apart.
-    let corpus =
-        folder.join("corpus").join(without.map_or_else(|| name.to_owned(), |_| format!("{name}-broken")));
+    // What is learnt of broken code is kept apart, and what is found in it.
+    let broken = if matches!(fault, Fault::None) { "" } else { "-broken" };
+    let own = format!("{name}{broken}");
+    let (artifacts, corpus) = (folder.join("artifacts").join(&own), folder.join("corpus").join(own));
     for folder in [&artifacts, &corpus] {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
@@ -222,7 +283,7 @@ fn one(binaries: &Path, name: &str, seconds: u64, without: Option<&str>) -> Resu
             format!("-max_len={LONGEST}"),
         ])
         .args(["-print_final_stats=1", "-use_value_profile=1"])
-        .envs(without.map(|rule| ("HOLDFAST_OFF", rule)))
+        .envs(fault.environment())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(output);
@@ -239,17 +300,27 @@ fn one(binaries: &Path, name: &str, seconds: u64, without: Option<&str>) -> Resu
     let finding =
         (!status.success()).then(|| finding(&text).unwrap_or_else(|| format!("it ended with {status}")));
     let input = text.lines().find_map(|line| line.split_once("Test unit written to ")).map(|(_, file)| file);
-    let replay = input.filter(|_| finding.is_some()).map(|file| {
-        let without = without.map_or_else(String::new, |rule| format!(" --without {rule}"));
-        format!("cargo xtask fuzz {name}{without} --replay {file}")
-    });
+    // It is the input that is at fault, or nothing was found.
+    if let (Some(finding), None) = (&finding, input) {
+        bail!("{name} did not run: {finding}; see {}", log.display());
+    }
+    if let (Fault::Off(rule), Some(file)) = (fault, input) {
+        let mut sound = Command::new(binaries.join(name));
+        sound.arg(file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if !sound.status().with_context(|| format!("cannot run {name}"))?.success() {
+            bail!("{name} fails on {file} with {rule} in force, too: that is a finding");
+        }
+    }
+    let replay = input
+        .filter(|_| finding.is_some())
+        .map(|file| format!("cargo xtask fuzz {name}{} --replay {file}", fault.flags()));
     Ok(Outcome {
         name: name.to_owned(),
-        ok: finding.is_some() == without.is_some(),
+        ok: finding.is_some() != matches!(fault, Fault::None),
         seconds: taken.as_secs_f64(),
         executions: last_number(&text, "stat::number_of_executed_units:").unwrap_or_default(),
         coverage: last_number(&text, " cov: ").unwrap_or_default(),
-        without: without.map(str::to_owned),
+        fault: fault.in_words(),
         finding,
         replay,
     })

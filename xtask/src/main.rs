@@ -9,6 +9,7 @@ mod fuzz;
 mod interrupt;
 mod mutants;
 mod mutate;
+mod planted;
 mod servers;
 mod test;
 mod tool;

@@ -15,13 +15,17 @@ pub(crate) struct Options {
     /// Seeds within which each must be caught
     #[arg(long, default_value_t = 500)]
     seeds: u64,
+    /// The first of them
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    first: u64,
     /// Print the outcome as JSON, and nothing else on standard output
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let mut arguments = vec!["--seeds".to_owned(), options.seeds.to_string()];
+    let (seeds, first) = (options.seeds.to_string(), options.first.to_string());
+    let mut arguments = ["--seeds", &seeds, "--first", &first].map(str::to_owned).to_vec();
     if options.list {
         arguments = vec!["--list".to_owned()];
     } else if let Some(only) = &options.only {

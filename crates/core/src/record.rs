@@ -271,6 +271,14 @@ mod tests {
     use super::*;
     use crate::ports::store::Level;
 
+    #[test]
+    fn the_floor_is_recognisable_where_it_is_the_highest_row() {
+        let record = sample();
+        assert_eq!(record.floor_mark(), Mark { seq: Seq(10), stored_at: Timestamp(0) });
+        let all_done = Record { floor: record.high.seq, ..record };
+        assert_eq!(all_done.floor_mark(), all_done.high);
+    }
+
     fn sample() -> Record {
         let target = Target { database: "web".into(), table: "clicks".into(), level: Level::ExactlyOnce };
         let batch = Batch { first: Seq(12), last: Seq(40), rows: 9, generation: 0 };

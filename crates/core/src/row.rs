@@ -154,3 +154,21 @@ impl Row {
         Mark { seq: self.seq, stored_at: self.stored_at }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_higher_of_two_marks_and_of_one_place_the_one_that_knows_its_time() {
+        let mark = |seq, stored_at| Mark { seq: Seq(seq), stored_at: Timestamp(stored_at) };
+        for (higher, lower) in [
+            (mark(5, 0), mark(4, 9)),
+            (mark(5, 9), mark(5, 0)),
+            (mark(5, 1), mark(4, 9)),
+            (mark(5, 9), mark(5, 9)),
+        ] {
+            assert_eq!((higher.max(lower), lower.max(higher)), (higher, higher));
+        }
+    }
+}

@@ -119,5 +119,10 @@ mod tests {
         let expected: Vec<String> = lines.collect();
         let expected = expected.concat();
         assert_eq!(diagram, expected);
+        let all: [State; 9] =
+            [Unclaimed, Standby, TakingOver, Owning, HandingOver, Halting, Releasing, Released, Failed];
+        let pairs = all.iter().flat_map(|from| all.iter().map(move |to| (from, to)));
+        let may = pairs.filter(|(from, to)| from.may_become(**to)).count();
+        assert_eq!(may, State::TRANSITIONS.len(), "each is listed once, and nothing else may be");
     }
 }

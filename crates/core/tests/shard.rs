@@ -540,6 +540,33 @@ fn a_shard_left_with_rows_and_without_an_owner_is_set_back() {
 }
 
 #[test]
+fn a_standby_lets_go_at_once_but_for_a_pull_that_may_bring_it_the_pin() {
+    let within = Duration::from_secs(5);
+    let over = |bench: &mut Bench| bench.reported(&Report::Released { clean: true });
+    // Nothing is under way: it has not even looked at the consumer.
+    let mut bench = Bench::new(config());
+    bench.tell(Event::HandOver { within });
+    assert!(over(&mut bench));
+    // A row may be on its way: given up to somebody else, it waits for the end of the pull.
+    let mut bench = Bench::new(config());
+    let pull = bench.stand_by(seen(0, 0));
+    bench.tell(Event::HandOver { within });
+    assert!(!over(&mut bench));
+    bench.ended(&pull, PullEnd::Empty);
+    assert!(over(&mut bench));
+    // A process that stops does not wait, also when it was asked for the shard before.
+    for asked_before in [false, true] {
+        let mut bench = Bench::new(config());
+        bench.stand_by(seen(0, 0));
+        if asked_before {
+            bench.tell(Event::HandOver { within });
+        }
+        bench.tell(Event::Stop { within });
+        assert!(over(&mut bench));
+    }
+}
+
+#[test]
 fn an_idle_shards_record_follows_the_stream() {
     let mut bench = Bench::with(config(), record(4, 4));
     bench.answer_read();
@@ -610,6 +637,33 @@ fn a_pin_is_fenced_and_kept_while_the_ledger_is_slow() {
     bench.delivery(Reply::Reset { attempt, outcome: Ok(()) });
     assert_eq!(bench.notices(), [Notice::Resynced { reason: ResyncReason::NewPin }]);
     assert_eq!(bench.shard.status().phase, "owning");
+}
+
+#[test]
+fn whoever_loses_the_pin_while_it_fences_stands_by_again() {
+    for (end, phase) in [
+        (PullEnd::NotPinned, "standby"),
+        (PullEnd::LeaderChanged, "standby"),
+        (PullEnd::Deleted, "standby"),
+        (PullEnd::Empty, "taking over"),
+        (PullEnd::NoResponders, "taking over"),
+    ] {
+        let mut bench = Bench::with(config(), record(4, 9));
+        let pull = bench.stand_by(seen(9, 5));
+        bench.rows(pull.inbox, [row(5, 1)]);
+        bench.ended(&pull, PullEnd::Full);
+        bench.pass(MS * 1_000);
+        let renewal = bench.pull();
+        bench.ended(&renewal, end.clone());
+        assert_eq!(bench.shard.status().phase, phase, "{end:?}");
+        // Nobody there once is nothing, and twice is.
+        if end == PullEnd::NoResponders {
+            bench.pass(MS * 1_000);
+            let renewal = bench.pull();
+            bench.ended(&renewal, end);
+            assert_eq!(bench.shard.status().phase, "standby");
+        }
+    }
 }
 
 #[test]

@@ -10,9 +10,12 @@ use figment::providers::{Format, Toml};
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use holdfast_clickhouse::{Compression, Demand, Secret, TableConfig, UnknownFields};
+use holdfast_core::claims;
 use holdfast_core::fence::Start;
 use holdfast_core::lane::ParkingPolicy;
+use holdfast_core::member::MemberId;
 use holdfast_core::ports::delivery::Acks;
+use holdfast_core::record::Session;
 use holdfast_core::row::{Seq, TableName};
 use holdfast_nats::connect::{Credentials, Options, Tls};
 use holdfast_nats::topology::{AckPolicy, RetentionPolicy, Streams, Topology};
@@ -513,9 +516,10 @@ impl Config {
             ));
         }
         self.listen()?;
-        if self.members.probe.0 > self.members.lease.0 || self.members.heartbeat.0 > self.members.lease.0 {
-            return Err(Exit::usage("members.lease: longer than members.heartbeat and members.probe"));
+        if self.members.probe.0 > self.members.lease.0 {
+            return Err(Exit::usage("members.lease: longer than members.probe"));
         }
+        self.claims(Session(0))?;
         if self.limits.handover.0.is_zero() {
             return Err(Exit::usage("limits.handover: longer than zero"));
         }
@@ -566,8 +570,37 @@ impl Config {
             return self.node.id.clone();
         }
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let host = if host.trim().is_empty() { "node" } else { host.trim() };
+        // Nobody chose it for us: what cannot be in a name is left out.
+        let host: String = host.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).collect();
+        let host = if host.is_empty() { "node" } else { &host };
         format!("{host}-{}", std::process::id())
+    }
+
+    /// What the machine that shares the shards out needs to know.
+    ///
+    /// # Errors
+    /// A name or times that it cannot work with; code 2.
+    pub fn claims(&self, session: Session) -> Result<claims::Config, Exit> {
+        let id = self.node_id();
+        let id =
+            MemberId::new(id.as_str()).map_err(|error| Exit::usage(format!("node.id: {id:?}: {error}")))?;
+        let (heartbeat, lease, probe) = self.members.times();
+        let machine = claims::Config {
+            id,
+            session,
+            shards: self.topology.shards,
+            heartbeat,
+            lease,
+            probe,
+            rows: self.limits.held_rows,
+            bytes: self.held_bytes(),
+            software: crate::VERSION.to_owned(),
+            fingerprint: self.fingerprint(),
+        };
+        match machine.defect() {
+            Some(defect) => Err(Exit::usage(format!("members, or topology.shards: {defect}"))),
+            None => Ok(machine),
+        }
     }
 
     /// Where health, metrics and status are served; none: nowhere.
@@ -953,6 +986,17 @@ mod tests {
             let error = load(&format!("[node]\nlisten = \"{bad}\"")).unwrap_err();
             assert!(error.starts_with("node.listen"), "{error}");
         }
+    }
+
+    #[test]
+    fn members_have_a_name_and_times_that_can_work() {
+        let members = |text: &str| load(&format!("[members]\n{text}")).unwrap_err();
+        assert!(members("heartbeat = \"2s\"").contains("at least four heartbeats"));
+        assert!(members("heartbeat = \"0s\"").contains("longer than nothing"));
+        assert!(members("probe = \"6s\"").starts_with("members.lease"));
+        assert!(load("[members]\nheartbeat = \"1s\"\nlease = \"4s\"").is_ok());
+        assert!(load("[node]\nid = \"a b\"").unwrap_err().starts_with("node.id: \"a b\""));
+        assert!(load("[node]\nid = \"ingest-1\"").is_ok());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use holdfast_core::claims::{self, Claims, Notice, Order, Status};
+use holdfast_core::claims::{Claims, Notice, Order, Status};
 use holdfast_core::member::MemberId;
 use holdfast_core::notice::{Report, ShardFailure};
 use holdfast_core::ports::members;
@@ -57,7 +57,7 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
         let assembly = Assembly::new(config, clock, &process).await?;
         let (sink, watch) = unbounded_channel();
         let sink: members::Sink = Arc::new(move |reply| drop(sink.send(reply)));
-        let machine = claims_config(config, &process)?;
+        let machine = config.claims(process.session())?;
         let meeting = Meeting {
             bucket: assembly.topology.bucket.clone(),
             stream: assembly.topology.stream.clone(),
@@ -119,29 +119,6 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
         conductor.stop();
     }
     conductor.outcome()
-}
-
-/// What the machine that shares the shards out needs to know.
-fn claims_config(config: &Config, process: &Process) -> Result<claims::Config, Exit> {
-    let id = config.node_id();
-    let id = MemberId::new(id.as_str()).map_err(|error| Exit::usage(format!("node.id: `{id}`: {error}")))?;
-    let (heartbeat, lease, probe) = config.members.times();
-    let machine = claims::Config {
-        id,
-        session: process.session(),
-        shards: config.topology.shards,
-        heartbeat,
-        lease,
-        probe,
-        rows: config.limits.held_rows,
-        bytes: config.held_bytes(),
-        software: crate::VERSION.to_owned(),
-        fingerprint: config.fingerprint(),
-    };
-    match machine.defect() {
-        Some(defect) => Err(Exit::usage(format!("members, or topology.shards: {defect}"))),
-        None => Ok(machine),
-    }
 }
 
 /// Takes what operators ask of a member over NATS.

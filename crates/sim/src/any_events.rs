@@ -453,13 +453,22 @@ impl Rig<'_> {
     }
 
     fn hand(&mut self, event: Event) -> Result<(), Violation> {
-        let mut actions = Actions::default();
-        self.shard.handle(Instant::at(self.now), event, &mut actions);
+        let (mut actions, now) = (Actions::default(), Instant::at(self.now));
+        let due = matches!(event, Event::Wakeup).then(|| self.shard.next_wakeup());
+        self.shard.handle(now, event, &mut actions);
         if let Err(defect) = self.shard.validate() {
             violated("core state", defect)?;
         }
+        let actions: Vec<Action> = actions.drain().collect();
+        if let Some(Some(due)) = due
+            && due <= now
+            && actions.is_empty()
+            && self.shard.next_wakeup() == Some(due)
+        {
+            violated("shard's wakeup", "it would spin")?;
+        }
         let epoch = self.shard.status().epoch;
-        for action in actions.drain() {
+        for action in actions {
             match &action {
                 Action::Store(store::Command::Insert(insert)) => {
                     self.intents.sent(self.now, OURS, epoch, insert, STALE)?;

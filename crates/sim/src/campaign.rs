@@ -253,16 +253,21 @@ pub fn shrunk(seed: u64, profile: Profile) -> Option<Shrunk> {
     shrunk_scenario(Scenario::draw(seed, profile))
 }
 
-/// Runs the schedule that a fuzzer's bytes mean, whichever they are. What it breaks is made as small as possible.
+/// Runs the schedule that a fuzzer's bytes mean, whichever they are.
 ///
 /// # Errors
-/// What was broken, and what is left of the schedule.
-pub fn any_schedule(bytes: &[u8]) -> Result<(), (Violation, Option<Box<Shrunk>>)> {
-    let scenario = Scenario::of_bytes(bytes);
-    match run(&scenario, false, true).violation {
+/// What was broken.
+pub fn any_schedule(bytes: &[u8]) -> Result<(), Violation> {
+    match run(&Scenario::of_bytes(bytes), false, true).violation {
         None => Ok(()),
-        Some(violation) => Err((violation, shrunk_scenario(scenario).map(Box::new))),
+        Some(violation) => Err(violation),
     }
+}
+
+/// Makes what such a schedule breaks as small as possible, which takes hundreds of runs; none if it breaks nothing.
+#[must_use]
+pub fn shrunk_schedule(bytes: &[u8]) -> Option<Shrunk> {
+    shrunk_scenario(Scenario::of_bytes(bytes))
 }
 
 fn shrunk_scenario(scenario: Scenario) -> Option<Shrunk> {

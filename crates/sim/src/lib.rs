@@ -39,6 +39,7 @@ pub use any_claims::{Settled, any_claims};
 pub use any_events::{Reached, any_events};
 pub use campaign::{
     Failing, Options, Report, Shrunk, Trace, any_failing, any_schedule, campaign, replay, shrunk,
+    shrunk_schedule,
 };
 pub use invariants::{NAMES as INVARIANTS, Violation};
 pub use marks::{Mark, Marks};
