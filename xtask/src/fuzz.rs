@@ -24,7 +24,7 @@ const LONGEST: u64 = 4_096;
 /// What a target exits with when it is told to end.
 const INTERRUPTED: i32 = 72;
 /// Targets whose faults are safeguards that can be switched off. The others have one each, see [`planted`].
-const MACHINES: [&str; 3] = ["claims", "events", "schedule"];
+pub(crate) const MACHINES: [&str; 3] = ["claims", "events", "schedule"];
 /// Asks `schedule` to make small what it finds.
 const SHRINK: &str = "HOLDFAST_SHRINK";
 /// So many seeds of a target are kept at most, none longer than so many bytes.

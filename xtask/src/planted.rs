@@ -1,7 +1,7 @@
 //! Faults for the fuzz targets to find: `fuzz/planted/NAME.diff`, brought into a copy of the tree.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -44,13 +44,36 @@ pub(crate) fn tree(targets: &[String]) -> Result<PathBuf> {
         let fault = fault(target).with_context(|| {
             format!("no fault is kept for {target}; name a safeguard to switch off: --without RULE")
         })?;
-        let mut apply = Command::new("git");
+        let mut apply = apply(&fault);
         // The copy is in a checkout, and not of it.
-        apply.args(["apply", "-p0"]).arg(&fault).env("GIT_CEILING_DIRECTORIES", workspace.join("target"));
-        let status = apply.current_dir(&copy).stdin(Stdio::null()).status();
-        if !status.with_context(|| format!("cannot run {}", in_words(&apply)))?.success() {
+        apply.env("GIT_CEILING_DIRECTORIES", workspace.join("target")).current_dir(&copy);
+        if !apply.status().with_context(|| format!("cannot run {}", in_words(&apply)))?.success() {
             bail!("{} does not fit the code any more: plant it anew", fault.display());
         }
     }
     Ok(copy)
+}
+
+fn apply(fault: &Path) -> Command {
+    let mut apply = Command::new("git");
+    apply.args(["apply", "-p0"]).arg(fault).stdin(Stdio::null());
+    apply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuzz;
+
+    #[test]
+    fn every_target_has_a_fault_to_find_that_fits_the_code() {
+        for target in fuzz::targets().unwrap() {
+            let fault = fault(&target);
+            assert_eq!(fault.is_some(), !fuzz::MACHINES.contains(&target.as_str()), "{target}");
+            let Some(fault) = fault else { continue };
+            let mut apply = apply(&fault);
+            apply.arg("--check").current_dir(build::workspace());
+            assert!(apply.status().unwrap().success(), "{} does not fit", fault.display());
+        }
+    }
 }
