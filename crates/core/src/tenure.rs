@@ -690,8 +690,7 @@ impl Tenure {
         if !self.puller.may_pull(now) {
             return;
         }
-        if matches!(self.position, Position::Flowing) && (!self.halting || !safeguard(Rule::HaltStopsIntake))
-        {
+        if matches!(self.position, Position::Flowing) {
             let pin = Some(self.pin.clone());
             let room = self.room(env).map(|(rows, bytes)| (rows, Some(bytes)));
             let pull = match room.or_else(|| self.inherited_room()) {

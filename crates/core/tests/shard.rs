@@ -1259,6 +1259,11 @@ fn a_pull_that_ends_empty_is_compared_with_the_consumer() {
     bench.notices();
     bench.delivery(Reply::Reset { attempt, outcome: Ok(()) });
     assert!(bench.notices().contains(&Notice::Resynced { reason: ResyncReason::Skipped }));
+    // What is asked for is the highest row that is known, and the first one above the stored floor.
+    let mut bench = Bench::with(config(), record(4, 9));
+    let pull = bench.own(&Inspection { row_stored_at: Some(mark(9).stored_at), ..seen(9, 5) });
+    bench.ended(&pull, PullEnd::Empty);
+    assert_eq!(bench.inspected(seen(9, 5)), (Seq(9), Seq(4)));
     // Somebody else is pinned, or the stream is another: the tenure is over.
     for other in [
         Inspection { pinned: None, last: mark(60), ..now.clone() },
@@ -1428,6 +1433,11 @@ fn what_is_inherited_is_collected_beyond_the_share() {
     // Two of six are missing; five rows of 170 bytes are held, one of them of another table.
     assert_eq!((pull.batch, pull.max_bytes), (2, Some(1_000_000 - 170 - 2 * 160)));
     bench.ended(&pull, PullEnd::TooLarge);
+    let alone = bench.pull();
+    assert_eq!((alone.batch, alone.max_bytes), (1, None));
+    // One that nobody answers is tried again soon.
+    bench.ended(&alone, PullEnd::NoResponders);
+    bench.pass(MS * 124);
     let alone = bench.pull();
     assert_eq!((alone.batch, alone.max_bytes), (1, None));
     // Once it is whole there is no reason to go beyond the share.
@@ -1606,6 +1616,34 @@ fn rows_are_acknowledged_when_the_record_calls_them_done() {
     bench.inspected(seen(9, 5));
     bench.store();
     assert_eq!(bench.reset().2, Seq(1));
+}
+
+#[test]
+fn a_record_grows_up_to_what_the_ledger_takes_and_a_little_more_for_whoever_holds_the_floor() {
+    let opens = |tables: &[&str], max_record: usize| {
+        let mut bench = Bench::new(Config { max_record, max_lanes: 9, ..config() });
+        let pull = bench.own(&seen(20, 20));
+        let size = bench.stored.as_ref().expect("fenced").encode().len();
+        for (seq, table) in (1..).zip(tables) {
+            bench.rows(pull.inbox, [row_of(table, seq, seq)]);
+            bench.describe();
+        }
+        bench.asked.clear();
+        bench.pass(AGE);
+        let written = bench.has(|action| matches!(action, Action::Ledger(_))).then(|| bench.store());
+        (size, written.map_or(0, |written| written.lanes.len()))
+    };
+    // A lane is taken for 320 bytes and six for each byte of the names of its table, here and there.
+    let (size, opened) = opens(&["t"], 1 << 16);
+    assert_eq!(opened, 1);
+    let needed = size + 320 + 6 * (1 + "db".len() + 1);
+    assert_eq!(opens(&["t"], needed).1, 1);
+    // It holds the floor: a fourteenth more.
+    let least = needed - needed / 15;
+    assert_eq!((opens(&["t"], least).1, opens(&["t"], least - 1).1), (1, 0));
+    // The one behind it does not.
+    let two = needed + 344;
+    assert_eq!((opens(&["t", "u"], two).1, opens(&["t", "u"], two - 1).1), (2, 1));
 }
 
 #[test]
