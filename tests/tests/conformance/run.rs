@@ -391,15 +391,6 @@ impl Stage<'_> {
                     other => Err(format!("{other:?}")),
                 }
             }
-            // The same, but the pulls that wait go on: what another's reset means to them.
-            ["reset", seq, "beside"] => {
-                let attempt = self.party(who)?.attempt();
-                let inbox = Inbox(0);
-                match port.call(delivery::Command::Reset { attempt, inbox, from: Seq(number(seq)?) }).await {
-                    Some(delivery::Reply::Reset { outcome, .. }) => Ok(done(outcome)),
-                    other => Err(format!("{other:?}")),
-                }
-            }
             ["close"] => {
                 let party = self.party(who)?;
                 let inbox = Inbox(party.inbox);
@@ -579,7 +570,6 @@ impl Stage<'_> {
         let (port, heard) = (Arc::clone(&member.port), Arc::clone(&member.heard));
         let name = |name: &str| MemberId::new(name).map_err(|error| error.to_string());
         let reply = match words {
-            ["hears"] => return Ok(watch_of(heard.take(0).await)),
             ["hears", count] => return Ok(watch_of(heard.take(number(count)?).await)),
             ["put", member, record] => {
                 let record = Bytes::copy_from_slice(record.as_bytes());
