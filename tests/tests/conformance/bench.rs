@@ -98,8 +98,11 @@ pub(crate) trait Bench: Send + Sync {
     /// part for this partition.
     async fn burn(&self, table: &str, partition: Option<u64>) -> Result<()>;
 
-    /// From now on inserts into the table take about a second.
+    /// From now on inserts into the table take about a second before anything is written.
     async fn slow(&self, table: &str) -> Result<()>;
+
+    /// Inserts into the table that the store has received and not answered.
+    async fn inserting(&self, table: &str) -> Result<u64>;
 
     /// The numbers of a table's rows, in the order in which they were written.
     async fn contents(&self, table: &str) -> Result<Vec<u64>>;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_core::member::MemberId;
-use holdfast_core::ports::store::{Level, Target};
+use holdfast_core::ports::store::{Insert, Level, Target};
 use holdfast_core::ports::{delivery, members};
 use holdfast_core::row::{Seq, ShardId, TableName, Verdict};
 use holdfast_core::time::{Instant, Timestamp};
@@ -248,6 +248,11 @@ impl Bench for Models {
     async fn slow(&self, table: &str) -> Result<()> {
         lock(&self.fates).slow.push(TableName::new(table));
         Ok(())
+    }
+
+    async fn inserting(&self, table: &str) -> Result<u64> {
+        let into = |insert: &&Insert| insert.table.as_str() == table;
+        Ok(self.server.with(|models, _| models.store.running().filter(into).count() as u64))
     }
 
     async fn contents(&self, table: &str) -> Result<Vec<u64>> {

@@ -304,6 +304,7 @@ impl Stage<'_> {
             ["burn", table] => bench.burn(table, None).await?,
             ["burn", table, "partition", partition] => bench.burn(table, Some(number(partition)?)).await?,
             ["slow", table] => bench.slow(table).await?,
+            ["inserting", table] => return Ok(vec![Token::text(bench.inserting(table).await?.to_string())]),
             ["contents", table] => return Ok(some(bench.contents(table).await?.iter())),
             other => return Err(format!("no operator knows {other:?}")),
         }
