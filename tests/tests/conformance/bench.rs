@@ -9,6 +9,8 @@ use holdfast_core::member::MemberId;
 use holdfast_core::ports::{dead_letters, delivery, ledger, members, retention, store};
 use holdfast_core::row::{Seq, TableName};
 
+use crate::script::Setup;
+
 /// How long a probe waits for its answer.
 pub(crate) const PROBE: Duration = Duration::from_millis(700);
 
@@ -113,6 +115,16 @@ pub(crate) trait Bench: Send + Sync {
 
 /// What stands between a script's clients and their ports: nothing, or a lie.
 pub(crate) trait Between: Send + Sync {
+    /// What the models are made like.
+    fn setup(&self, setup: &Setup) -> Setup {
+        setup.clone()
+    }
+
+    /// Whether the operator does what he says that he does.
+    fn operates(&self, _words: &[&str]) -> bool {
+        true
+    }
+
     fn sink(&self, sink: delivery::Sink) -> delivery::Sink {
         sink
     }
@@ -123,6 +135,10 @@ pub(crate) trait Between: Send + Sync {
 
     fn member(&self, member: Arc<dyn members::Port>) -> Arc<dyn members::Port> {
         member
+    }
+
+    fn member_sink(&self, sink: members::Sink) -> members::Sink {
+        sink
     }
 }
 

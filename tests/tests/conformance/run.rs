@@ -24,7 +24,7 @@ use crate::bench::{Bench, Between, Client, Result};
 use crate::script::{Script, Step, duration, number};
 
 /// How long an answer is waited for. It comes at once, or never.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 const SHARD: ShardId = ShardId(0);
 
@@ -54,9 +54,10 @@ pub(crate) async fn run(
     script: &Script,
     bench: &dyn Bench,
     between: &dyn Between,
+    patience: Duration,
 ) -> std::result::Result<(), Mismatch> {
-    let mut stage =
-        Stage { bench, between, names: Names::default(), parties: BTreeMap::new(), stored: BTreeMap::new() };
+    let (names, parties, stored) = (Names::default(), BTreeMap::new(), BTreeMap::new());
+    let mut stage = Stage { bench, between, patience, names, parties, stored };
     for step in &script.steps {
         let outcome = stage.take(step).await;
         if let Err(got) = outcome {
@@ -108,14 +109,14 @@ impl<T> Heard<T> {
     }
 
     /// Everything so far, but first so much is waited for.
-    async fn take(&self, at_least: usize) -> Vec<T> {
+    async fn take(&self, at_least: usize, patience: Duration) -> Vec<T> {
         let enough = async {
             while self.lock().len() < at_least {
                 self.more.notified().await;
             }
         };
         // What is there when patience ends is the answer.
-        let _ = tokio::time::timeout(PATIENCE, enough).await;
+        let _ = tokio::time::timeout(patience, enough).await;
         self.lock().drain(..).collect()
     }
 }
@@ -165,6 +166,7 @@ impl Drop for Party {
 struct Stage<'a> {
     bench: &'a dyn Bench,
     between: &'a dyn Between,
+    patience: Duration,
     names: Names,
     parties: BTreeMap<String, Party>,
     /// When the rows that were seen were stored.
@@ -183,7 +185,7 @@ impl Stage<'_> {
             if in_time && self.names.take(&step.expected, &answer) {
                 return Ok(());
             }
-            if !step.eventually || begun.elapsed() > PATIENCE {
+            if !step.eventually || begun.elapsed() > self.patience {
                 let late = if in_time { String::new() } else { format!(", after {took:.1?}") };
                 return Err(format!("{}{late}", self.names.show(&answer)));
             }
@@ -244,6 +246,7 @@ impl Stage<'_> {
     async fn operate(&mut self, words: &[&str]) -> Result<Vec<Token>> {
         let bench = self.bench;
         match words {
+            _ if !self.between.operates(words) => {}
             ["wait", time] => tokio::time::sleep(duration(time)?).await,
             ["publish", rows] => {
                 return Ok(vec![Token::text(bench.publish(number(rows)?, 1).await?.to_string())]);
@@ -339,11 +342,12 @@ impl Stage<'_> {
 
     async fn stream(&mut self, who: &str, words: &[&str], expected: &[String]) -> Result<Vec<Token>> {
         let port = Arc::clone(&self.party(who)?.client.delivery);
+        let patience = self.patience;
         match words {
             ["pull", rest @ ..] => {
                 let pull = self.pull_of(who, rest)?;
                 // One that nobody ends is told by its end never coming.
-                let limit = pull.expires + PATIENCE;
+                let limit = pull.expires + self.patience;
                 let end = tokio::time::timeout(limit, run_pull(port, pull)).await;
                 Ok(end.map_or_else(|_| words_of("unended"), |end| end_of(&end)))
             }
@@ -364,7 +368,7 @@ impl Stage<'_> {
             }
             ["ended"] => {
                 let pull = self.party(who)?.pulls.front_mut().ok_or("no pull was begun")?;
-                match tokio::time::timeout(PATIENCE, pull).await {
+                match tokio::time::timeout(patience, pull).await {
                     Err(_) => Ok(words_of("unended")),
                     Ok(end) => {
                         self.party(who)?.pulls.pop_front();
@@ -378,11 +382,11 @@ impl Stage<'_> {
                 if party.pulls.front().is_some_and(JoinHandle::is_finished) {
                     return Ok(words_of("ended"));
                 }
-                let rows = party.rows.take(0).await;
+                let rows = party.rows.take(0, patience).await;
                 Ok(if rows.is_empty() { words_of("yes") } else { rows_of(rows) })
             }
-            ["rows"] => Ok(rows_of(self.party(who)?.rows.take(0).await)),
-            ["rows", count] => Ok(rows_of(self.party(who)?.rows.take(number(count)?).await)),
+            ["rows"] => Ok(rows_of(self.party(who)?.rows.take(0, patience).await)),
+            ["rows", count] => Ok(rows_of(self.party(who)?.rows.take(number(count)?, patience).await)),
             ["reset", seq] => {
                 let party = self.party(who)?;
                 party.inbox += 1;
@@ -565,13 +569,14 @@ impl Stage<'_> {
         if let ["join", name] = words {
             return self.join(who, name).await;
         }
+        let patience = self.patience;
         let party = self.party(who)?;
         let attempt = party.attempt();
         let member = party.member.as_ref().ok_or("it has not joined")?;
         let (port, heard) = (Arc::clone(&member.port), Arc::clone(&member.heard));
         let name = |name: &str| MemberId::new(name).map_err(|error| error.to_string());
         let reply = match words {
-            ["hears", count] => return Ok(watch_of(heard.take(number(count)?).await)),
+            ["hears", count] => return Ok(watch_of(heard.take(number(count)?, patience).await)),
             ["put", member, record] => {
                 let record = Bytes::copy_from_slice(record.as_bytes());
                 port.call(members::Command::Put { attempt, member: name(member)?, record }).await
@@ -607,7 +612,7 @@ impl Stage<'_> {
             .map_err(|error| error.to_string())?;
         let heard = Heard::new();
         let sink = Arc::clone(&heard);
-        let sink: members::Sink = Arc::new(move |reply| sink.push(reply));
+        let sink = self.between.member_sink(Arc::new(move |reply| sink.push(reply)));
         let id = MemberId::new(name).map_err(|error| error.to_string())?;
         let port = self.bench.join(who, id, sink, runtime.handle()).await?;
         let port = self.between.member(port);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// The stream and the tables that a script wants.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setup {
     pub(crate) pinned_ttl: Duration,
     pub(crate) acks: Acks,
@@ -22,7 +22,7 @@ pub(crate) enum Acks {
     WorkQueue,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table {
     pub(crate) name: String,
     /// Rows fall into as many partitions by their number.
@@ -43,6 +43,11 @@ pub(crate) struct Script {
 }
 
 impl Script {
+    /// Whether a step or its answer has one of these texts in it.
+    pub(crate) fn has(&self, texts: &[&str]) -> bool {
+        self.steps.iter().any(|step| texts.iter().any(|text| step.text.contains(text)))
+    }
+
     /// Whether it stops a server under everybody's feet.
     pub(crate) fn restarts(&self) -> bool {
         let stops = |step: &Step| matches!(step.words[0].as_str(), "restart" | "keep-state" | "lose-tail");
