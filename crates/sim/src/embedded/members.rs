@@ -51,6 +51,9 @@ impl Process {
         });
         let client = self.shared.act(|state, _| {
             let client = self.client(state);
+            if state.dead.contains(&self.id) {
+                return client;
+            }
             state.listeners.insert(client, Listener { sink, asked });
             state.models.members.connect(client, member);
             state.models.members.watch(client);

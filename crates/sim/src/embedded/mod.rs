@@ -332,8 +332,8 @@ impl Process {
         })
     }
 
-    /// It dies: its connections end, nothing that it still asks for is heard, and nobody waits for its inserts.
-    /// (Those that the store has begun go on.)
+    /// It dies: its connections end and no new ones are made, nothing that it still asks for is heard, and nobody
+    /// waits for its inserts. (Those that the store has begun go on.)
     pub fn kill(&self) {
         self.shared.act(|state, now| {
             state.dead.insert(self.id);

@@ -95,6 +95,9 @@ impl Process {
     pub fn delivery(&self, shard: ShardId, sink: Sink) -> Delivery {
         let client = self.shared.act(|state, _| {
             let client = self.client(state);
+            if state.dead.contains(&self.id) {
+                return client;
+            }
             let shards = state.models.stream.shards();
             state.models.stream.connect(client, vec![Inbox(0); shards]);
             state.links.insert(client, Link { sink, closed: Inbox(0), pulls: BTreeMap::new() });

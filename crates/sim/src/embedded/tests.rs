@@ -50,6 +50,17 @@ fn nothing() -> Watch {
     Arc::new(|_| {})
 }
 
+/// Tells of every part: of whose insert, of which, and what became of it.
+fn parts() -> (Watch, UnboundedReceiver<(u32, Attempt, PartOutcome)>) {
+    let (seen, parts) = unbounded_channel();
+    let watch: Watch = Arc::new(move |what| {
+        if let Seen::Part(part) = what {
+            let _ = seen.send((part.from.process, part.insert.attempt, part.outcome));
+        }
+    });
+    (watch, parts)
+}
+
 fn pull(attempt: u64, pin: Option<&PinId>, batch: u32, expires: Duration) -> delivery::Command {
     let attempt = Attempt(attempt);
     delivery::Command::Pull(Pull {
@@ -65,6 +76,20 @@ fn pull(attempt: u64, pin: Option<&PinId>, batch: u32, expires: Duration) -> del
 fn listen(process: &Process) -> (Delivery, UnboundedReceiver<delivery::Reply>) {
     let (sink, rows) = unbounded_channel();
     (process.delivery(S, Arc::new(move |reply| drop(sink.send(reply)))), rows)
+}
+
+fn join(process: &Process, name: &str) -> (MembersPort, UnboundedReceiver<members::Reply>) {
+    let (sink, heard) = unbounded_channel();
+    let sink: members::Sink = Arc::new(move |reply| drop(sink.send(reply)));
+    (process.members(MemberId::new(name).unwrap(), Duration::from_millis(100), sink), heard)
+}
+
+async fn probe(port: &MembersPort, whom: &str) -> Probe {
+    let member = MemberId::new(whom).unwrap();
+    match port.call(members::Command::Probe { attempt: Attempt(2), member }).await {
+        members::Reply::Probed { answer, .. } => answer,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn insert(attempt: u64) -> Command {
@@ -144,12 +169,7 @@ async fn a_broken_connection_is_told_and_its_pulls_are_dead() {
 
 #[tokio::test]
 async fn what_a_dead_process_had_under_way_lands_and_nothing_that_it_asks_for_is_heard() {
-    let (seen, mut parts) = unbounded_channel();
-    let watch: Watch = Arc::new(move |what| {
-        if let Seen::Part(part) = what {
-            let _ = seen.send((part.from.process, part.outcome));
-        }
-    });
+    let (watch, mut parts) = parts();
     let server = server(SOON, Duration::from_millis(30), watch);
     let (dead, heir) = (server.process(), server.process());
     let (store, ledger) = (dead.store(clock()), dead.ledger());
@@ -162,18 +182,39 @@ async fn what_a_dead_process_had_under_way_lands_and_nothing_that_it_asks_for_is
     assert!(matches!(outcome, Some(Reply::Inserted { outcome: InsertOutcome::Doubt(_), .. })), "{outcome:?}");
     let read = ledger::Port::call(&ledger, ledger::Command::Read { attempt: Attempt(2), shard: S }).await;
     assert!(matches!(read, ledger::Reply::Read { outcome: Err(_), .. }), "{read:?}");
+    let (attempt, table) = (Attempt(3), TableName::new("t"));
+    let described = store.call(Command::Describe { attempt, shard: S, table, holds: None }).await;
+    assert!(matches!(described, Some(Reply::Described { outcome: Err(_), .. })), "{described:?}");
     let outcome = heir.store(clock()).call(insert(1)).await;
     assert!(matches!(outcome, Some(Reply::Inserted { outcome: InsertOutcome::Stored, .. })), "{outcome:?}");
     let mut next = async || tokio::time::timeout(SOON, parts.recv()).await.unwrap();
-    assert_eq!(next().await, Some((heir.number(), PartOutcome::Stored)));
-    assert_eq!(next().await, Some((dead.number(), PartOutcome::Repeated)));
+    assert_eq!(next().await, Some((heir.number(), Attempt(1), PartOutcome::Stored)));
+    assert_eq!(next().await, Some((dead.number(), Attempt(1), PartOutcome::Repeated)));
     assert_eq!(server.with(|models, _| models.store.contents(&TableName::new("t")).to_vec()), vec![7]);
 }
 
 #[tokio::test]
+async fn a_dead_process_does_not_connect_again() {
+    let server = server(SOON, Duration::ZERO, nothing());
+    let (dead, other) = (server.process(), server.process());
+    dead.kill();
+    let (delivery, mut rows) = listen(&dead);
+    server.publish([message(1)]);
+    let end = ends(&delivery, pull(1, None, 1, SOON)).await;
+    assert!(matches!(end, PullEnd::Failed(_)), "{end:?}");
+    assert!(rows.try_recv().is_err());
+    let (_port, mut heard) = join(&dead, "dead");
+    let (port, _heard) = join(&other, "other");
+    assert!(heard.try_recv().is_err(), "it is told who the members are");
+    assert_eq!(probe(&port, "dead").await, Probe::NoResponders);
+}
+
+#[tokio::test]
 async fn what_was_broken_off_is_answered_and_goes_on() {
-    let server = server(SOON, Duration::from_millis(20), nothing());
-    let store = server.process().store(clock());
+    let (watch, mut parts) = parts();
+    let server = server(SOON, Duration::from_millis(20), watch);
+    let process = server.process();
+    let store = process.store(clock());
     let breaking = store.call(Command::Abort { shard: S, until: Attempt(1) });
     let (outcome, none) = tokio::join!(store.call(insert(1)), breaking);
     assert!(
@@ -181,6 +222,10 @@ async fn what_was_broken_off_is_answered_and_goes_on() {
     );
     let again = store.call(insert(2)).await;
     assert!(matches!(again, Some(Reply::Inserted { outcome: InsertOutcome::Stored, .. })), "{again:?}");
+    // The row is that of the one that was broken off; the second was dropped for its token.
+    let mut next = async || tokio::time::timeout(SOON, parts.recv()).await.unwrap();
+    assert_eq!(next().await, Some((process.number(), Attempt(1), PartOutcome::Stored)));
+    assert_eq!(next().await, Some((process.number(), Attempt(2), PartOutcome::Repeated)));
     assert_eq!(server.with(|models, _| models.store.contents(&TableName::new("t")).len()), 1);
 }
 
@@ -188,11 +233,6 @@ async fn what_was_broken_off_is_answered_and_goes_on() {
 async fn members_hear_themselves_and_each_other() {
     let server = server(SOON, Duration::ZERO, nothing());
     let member = |name: &str| MemberId::new(name).unwrap();
-    let join = |process: &Process, name: &str| {
-        let (sink, heard) = unbounded_channel();
-        let sink: members::Sink = Arc::new(move |reply| drop(sink.send(reply)));
-        (process.members(member(name), Duration::from_millis(100), sink), heard)
-    };
     let (one, two) = (server.process(), server.process());
     let (port, mut heard) = join(&one, "one");
     assert_eq!(heard.try_recv(), Ok(members::Reply::Snapshot(vec![])));
@@ -202,17 +242,10 @@ async fn members_hear_themselves_and_each_other() {
     assert!(matches!(heard.try_recv(), Ok(members::Reply::Changed(entry)) if entry.record == record));
     let (other, mut others) = join(&two, "two");
     assert!(matches!(others.try_recv(), Ok(members::Reply::Snapshot(all)) if all.len() == 1));
-    let probe = async |whom: &str| match port
-        .call(members::Command::Probe { attempt: Attempt(2), member: member(whom) })
-        .await
-    {
-        members::Reply::Probed { answer, .. } => answer,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(probe("two").await, Probe::Alive);
-    assert_eq!(probe("three").await, Probe::NoResponders);
+    assert_eq!(probe(&port, "two").await, Probe::Alive);
+    assert_eq!(probe(&port, "three").await, Probe::NoResponders);
     two.kill();
-    assert_eq!(probe("two").await, Probe::NoResponders);
+    assert_eq!(probe(&port, "two").await, Probe::NoResponders);
     let delete = members::Command::Delete { attempt: Attempt(3), member: member("one"), only: None };
     assert!(matches!(other.call(delete.clone()).await, members::Reply::Deleted { outcome: Err(_), .. }));
     assert!(matches!(port.call(delete).await, members::Reply::Deleted { outcome: Ok(()), .. }));

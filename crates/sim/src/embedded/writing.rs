@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use holdfast_core::ports::ledger::{self, WriteOutcome};
-use holdfast_core::ports::store::{self, Class, Command, Insert, InsertOutcome, Refusal};
+use holdfast_core::ports::store::{self, Class, Command, DescribeError, Insert, InsertOutcome, Refusal};
 use holdfast_core::ports::{Attempt, dead_letters};
 use holdfast_core::row::ShardId;
 use tokio::sync::oneshot;
@@ -84,7 +84,7 @@ impl Store {
                 return Err(InsertOutcome::Stale);
             }
             if state.dead.contains(&self.client.process) {
-                return Err(InsertOutcome::Again(refusal(Class::Passing, "not connected")));
+                return Err(InsertOutcome::Again(unheard()));
             }
             let fate = match state.models.store.misfit(now, &insert) {
                 Some(misfit) => Fate::Refused { after: Duration::ZERO, refusal: words(misfit) },
@@ -109,6 +109,25 @@ impl Store {
 
 fn refusal(class: Class, message: &str) -> Refusal {
     Refusal { class, code: None, row: None, message: message.to_owned() }
+}
+
+/// What a dead process is told.
+fn unheard() -> Refusal {
+    refusal(Class::Passing, "not connected")
+}
+
+/// What a dead process is told of a question; none of what is no question.
+fn unanswered(question: Command) -> Option<store::Reply> {
+    Some(match question {
+        Command::ReadBack { attempt, table, .. } => {
+            store::Reply::ReadBack { attempt, table, outcome: Err(unheard()) }
+        }
+        Command::Describe { attempt, table, .. } => {
+            let outcome = Err(DescribeError::Failed(unheard()));
+            store::Reply::Described { attempt, table, outcome }
+        }
+        Command::Insert(_) | Command::Abort { .. } => return None,
+    })
 }
 
 /// The store's words on a block that does not fit its table.
@@ -138,7 +157,13 @@ impl store::Port for Store {
                 self.abort(shard, until);
                 None
             }
-            question => self.shared.act(|state, now| state.models.store.answer(now, &question)),
+            question => self.shared.act(|state, now| {
+                if state.dead.contains(&self.client.process) {
+                    unanswered(question)
+                } else {
+                    state.models.store.answer(now, &question)
+                }
+            }),
         }
     }
 }
