@@ -35,16 +35,18 @@ fn a_short_demonstration_prints_one_document_and_is_clean() {
 
 #[test]
 fn an_interrupt_ends_it_with_a_verdict_on_what_was_done() {
-    let mut child = demo(&["--seconds", "600", "--rate", "1000"]);
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    assert!(
-        lines.any(|line| line.contains(" rows published, ")),
-        "it ended before it was in the middle of it"
-    );
-    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGINT).unwrap();
-    let last = lines.inspect(|line| assert!(!line.contains('\x1b'), "{line}")).last().unwrap();
-    assert!(last.starts_with("interrupted; ok so far"), "{last}");
-    assert!(child.wait().unwrap().success());
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let mut child = demo(&["--seconds", "600", "--rate", "1000"]);
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert!(
+            lines.any(|line| line.contains(" rows published, ")),
+            "it ended before it was in the middle of it"
+        );
+        kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+        let last = lines.inspect(|line| assert!(!line.contains('\x1b'), "{line}")).last().unwrap();
+        assert!(last.starts_with("interrupted; ok so far"), "{signal}: {last}");
+        assert!(child.wait().unwrap().success());
+    }
 }
 
 #[test]

@@ -24,6 +24,7 @@ pub mod run;
 pub mod serve;
 pub mod shards;
 pub mod sharing;
+pub mod signals;
 pub mod sim;
 pub mod status;
 pub mod topology;

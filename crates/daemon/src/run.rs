@@ -11,7 +11,6 @@ use holdfast_core::ports::members;
 use holdfast_core::record::{RecordError, Session};
 use holdfast_core::row::ShardId;
 use holdfast_nats::members::{Meeting, Members};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -25,6 +24,7 @@ use crate::exit::Exit;
 use crate::process::{Process, Stage, UPKEEP};
 use crate::serve;
 use crate::sharing::{Limits, Observer, Request, Surroundings, share};
+use crate::signals::Signals;
 
 /// What is kept back of the time for stopping: giving back the pin takes two requests, resigning one.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
@@ -37,8 +37,7 @@ const PROBE_TIME: Duration = Duration::from_millis(500);
 /// # Errors
 /// What kept it from starting, or ended it, in one line; see [`Exit`] for the codes.
 pub async fn run(config: &Config) -> Result<(), Exit> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut signals = Signals::new()?;
     let clock = Clock::start();
     let process = Arc::new(Process::new(config, Session(rand::random()), clock));
     // Before anything else, so that an address that is taken is said at once, and a start that takes its time seen.
@@ -100,8 +99,7 @@ pub async fn run(config: &Config) -> Result<(), Exit> {
                 ended?;
                 break;
             }
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            () = signals.next() => {}
             () = kill => {
                 conductor.course().unwritten = true;
                 break;

@@ -30,6 +30,7 @@ use crate::assembly::STALE;
 use crate::cli::Demo;
 use crate::exit::Exit;
 use crate::output::{self, count};
+use crate::signals::Signals;
 
 /// The longest run, in rows: what is stored stays in memory until it is judged.
 const MOST_ROWS: u64 = 20_000_000;
@@ -134,6 +135,7 @@ pub fn demo(options: &Demo) -> Result<(), Exit> {
 
 async fn run(options: &Demo) -> Result<Document, Exit> {
     let began = Instant::now();
+    let mut signals = Signals::new()?;
     let length = Duration::from_secs(options.seconds);
     let times = Times::of(length);
     let scene = Arc::new(Scene::new(options.shards));
@@ -167,15 +169,12 @@ async fn run(options: &Demo) -> Result<Document, Exit> {
             let interrupted = tokio::select! {
                 played = stage.play(length) => { played?; false }
                 () = stage.publish() => false,
-                pressed = tokio::signal::ctrl_c() => { pressed?; true }
+                () = signals.next() => true,
             };
             let ending = stage.end();
             tokio::select! {
                 () = ending => {}
-                pressed = tokio::signal::ctrl_c() => {
-                    pressed?;
-                    return Err(Exit::error("stopped at once; nothing was judged"));
-                }
+                () = signals.next() => return Err(Exit::error("stopped at once; nothing was judged")),
             }
             Ok(interrupted)
         };
