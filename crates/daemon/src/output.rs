@@ -12,8 +12,12 @@ use crate::exit::Exit;
 /// # Errors
 /// If standard output cannot be written to.
 pub fn json(value: &impl Serialize) -> Result<(), Exit> {
-    let mut out = std::io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, value).map_err(Exit::error)?;
+    document(std::io::stdout().lock(), value)
+}
+
+fn document(mut out: impl Write, value: &impl Serialize) -> Result<(), Exit> {
+    // As an error of the output, if it is one: whoever closed it wants no word about that.
+    serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from)?;
     writeln!(out)?;
     Ok(())
 }
@@ -186,6 +190,22 @@ pub fn lasts(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_closed_output_is_worth_no_word_and_a_full_one_is() {
+        struct Fails(std::io::ErrorKind);
+        impl Write for Fails {
+            fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+                Err(self.0.into())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let said = |kind| document(Fails(kind), &[1]).unwrap_err().message().map(str::to_owned);
+        assert_eq!(said(std::io::ErrorKind::BrokenPipe), None);
+        assert!(said(std::io::ErrorKind::StorageFull).is_some());
+    }
 
     #[test]
     fn hostile_text_is_shown_and_does_nothing() {
