@@ -123,7 +123,8 @@ pub(super) struct Stage {
     pub(super) late: Late,
     /// What ended by itself, or should have happened and did not.
     pub(super) failures: Vec<String>,
-    start: Instant,
+    /// None until rows are published.
+    start: Option<Instant>,
     shards: Vec<Shard>,
     /// Of whom it was told already that they are thought to be gone.
     missed: BTreeSet<Place>,
@@ -132,7 +133,11 @@ pub(super) struct Stage {
 impl Stage {
     /// Since rows are published.
     pub(super) fn elapsed(&self) -> Duration {
-        self.start.elapsed()
+        self.start.map_or(Duration::ZERO, |start| start.elapsed())
+    }
+
+    pub(super) const fn has_begun(&self) -> bool {
+        self.start.is_some()
     }
 
     fn tell(&mut self, kind: Kind, text: String) {
@@ -194,7 +199,7 @@ impl Scene {
             moves: Moves::default(),
             late: Late::default(),
             failures: Vec::new(),
-            start: Instant::now(),
+            start: None,
             shards: (0..shards).map(|_| Shard::default()).collect(),
             missed: BTreeSet::new(),
         }))
@@ -207,7 +212,7 @@ impl Scene {
 
     /// Time counts from now on.
     pub(super) fn begin(&self) {
-        self.stage().start = Instant::now();
+        self.stage().start = Some(Instant::now());
     }
 
     pub(super) fn tell(&self, kind: Kind, text: impl Into<String>) {

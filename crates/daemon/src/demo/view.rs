@@ -45,7 +45,11 @@ struct Sample {
 impl Rates {
     const MOST: usize = 400;
 
+    /// Takes a sample, once there is something to measure.
     pub(super) fn take(&mut self, stage: &Stage) {
+        if !stage.has_begun() {
+            return;
+        }
         if self.samples.len() >= Self::MOST {
             self.samples.pop_front();
         }
