@@ -204,29 +204,36 @@ fn frame(titles: &Titles, stage: &Stage, rates: &Rates, size: Size, colours: boo
     let (width, height) = (usize::from(size.width).max(20), usize::from(size.height).max(8));
     let is_wide = width >= WIDE;
     let left_width = if is_wide { SIDE } else { width - 1 };
+    let most = height - 1;
+    // What must be seen stands above the nodes, of which there can be more than fit.
     let mut lines = vec![
         Style::new().bold().force_styling(colours).apply_to(&titles.title).to_string(),
         Style::new().dim().force_styling(colours).apply_to(&titles.times).to_string(),
         progress(titles, stage, left_width, colours),
+        format!(
+            "published {:>11} {:>8}/s",
+            count(stage.published),
+            count(rates.rate(|sample| sample.published)),
+        ),
+        format!(
+            "stored    {:>11} {:>8}/s  {} on their way",
+            count(stage.stored),
+            count(rates.stored()),
+            count(stage.published.saturating_sub(stage.stored))
+        ),
+        Style::new().dim().force_styling(colours).apply_to(rates.bars(left_width, titles.rate)).to_string(),
         String::new(),
     ];
-    lines.extend(nodes(stage, rates, left_width, colours));
-    lines.push(String::new());
-    lines.push(format!(
-        "published {:>11} {:>8}/s",
-        count(stage.published),
-        count(rates.rate(|sample| sample.published)),
-    ));
-    lines.push(format!(
-        "stored    {:>11} {:>8}/s  {} on their way",
-        count(stage.stored),
-        count(rates.stored()),
-        count(stage.published.saturating_sub(stage.stored))
-    ));
-    lines.push(
-        Style::new().dim().force_styling(colours).apply_to(rates.bars(left_width, titles.rate)).to_string(),
-    );
-    let most = height - 1;
+    let mut nodes = nodes(stage, rates, left_width, colours);
+    let room = most.saturating_sub(lines.len());
+    if nodes.len() > room {
+        // The first of these lines is a heading.
+        let shown = room.saturating_sub(2);
+        let left_out = nodes.len() - 1 - shown;
+        nodes.truncate(1 + shown);
+        nodes.push(format!("… and {left_out} nodes more"));
+    }
+    lines.extend(nodes);
     if is_wide {
         lines.truncate(most);
         let room = most.min(lines.len().max(BESIDE));
@@ -268,7 +275,8 @@ fn nodes(stage: &Stage, rates: &Rates, width: usize, colours: bool) -> Vec<Strin
     let mut heading = format!("{:NAME$}{:STATE$}", "node", "state");
     match cell {
         0 => heading.push_str("shards    "),
-        1 => pad(&mut heading, "shards", shards),
+        // Numbers of two figures would run into each other.
+        1 | 2 if cell == 1 || shards > 10 => pad(&mut heading, "shards", shards * cell),
         _ => (0..shards).for_each(|shard| pad(&mut heading, &shard.to_string(), cell)),
     }
     let _ = write!(heading, "{:>12}{:>10}", "rows", "rows/s");
@@ -342,12 +350,15 @@ mod tests {
     use super::*;
     use crate::demo::scene::Scene;
 
-    fn drawn(shards: u32, width: u16, height: u16, colours: bool) -> Vec<String> {
+    fn drawn(nodes: u32, shards: u32, width: u16, height: u16, colours: bool) -> Vec<String> {
         let scene = Scene::new(shards);
         let mut rates = Rates::default();
-        for name in ["node-1", "node-2", "node-1"] {
-            scene.enters(name);
+        for node in (1..=nodes).chain([1]) {
+            scene.enters(&format!("node-{node}"));
         }
+        rates.take(&scene.stage());
+        assert!(rates.samples.is_empty(), "nothing has begun");
+        scene.begin();
         for event in 0..40 {
             scene.tell(Kind::Moved, format!("shard {event}: node-1 → node-2, handed over in 41 ms"));
             scene.stage().stored += 5_000;
@@ -360,11 +371,14 @@ mod tests {
 
     #[test]
     fn a_picture_fits_its_terminal() {
-        for shards in [1, 8, 16, 32, 64] {
+        for (nodes, shards) in [(2, 1), (2, 8), (17, 8), (2, 16), (17, 32), (2, 64)] {
             for (width, height) in [(1, 1), (40, 10), (80, 24), (139, 50), (140, 24), (200, 50), (200, 8)] {
                 for colours in [false, true] {
-                    let lines = drawn(shards, width, height, colours);
+                    let lines = drawn(nodes, shards, width, height, colours);
                     assert!(lines.len() < usize::from(height).max(8), "{} lines of {height}", lines.len());
+                    for figure in ["published ", "stored "] {
+                        assert!(lines.iter().any(|line| line.starts_with(figure)), "{lines:#?}");
+                    }
                     for line in lines {
                         let is = measure_text_width(&line);
                         assert!(is < usize::from(width).max(20), "{is} columns of {width}: {line}");
@@ -375,9 +389,34 @@ mod tests {
     }
 
     #[test]
+    fn nodes_that_do_not_fit_are_counted() {
+        // Seven lines stand above the nodes.
+        for (height, shown) in [(24, 14), (25, 15), (26, 17), (10, 0)] {
+            let text = drawn(17, 8, 80, height, false).join("\n");
+            assert_eq!(text.matches(" starting ").count(), shown, "{height}: {text}");
+            let left_out = format!("… and {} nodes more", 17 - shown);
+            assert_eq!(text.contains(&left_out), shown < 17, "{height}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_heading_can_be_read() {
+        for shards in 1..=64 {
+            for width in [60, 80, 100, 140, 200] {
+                let lines = drawn(2, shards, width, 24, false);
+                let heading = lines.iter().find(|line| line.starts_with("node ")).unwrap();
+                let words: Vec<&str> =
+                    heading.split_whitespace().skip(2).take_while(|word| *word != "rows").collect();
+                let numbers: Vec<String> = (0..shards).map(|shard| shard.to_string()).collect();
+                assert!(words == ["shards"] || words == numbers, "{shards} in {width}: {heading}");
+            }
+        }
+    }
+
+    #[test]
     fn a_node_that_was_started_again_has_one_line_and_what_happened_last_is_shown() {
         for width in [80, 200] {
-            let text = drawn(8, width, 30, false).join("\n");
+            let text = drawn(2, 8, width, 30, false).join("\n");
             assert_eq!(text.matches("node-1   starting").count(), 1, "{text}");
             assert!(text.contains("shard 39:") && !text.contains("shard 1:"), "{text}");
             assert!(!text.contains('\x1b'), "{text}");
