@@ -45,7 +45,7 @@ const BEAT: Duration = Duration::from_millis(5);
 const DRAW: Duration = Duration::from_millis(100);
 const TALLY: Duration = Duration::from_secs(1);
 
-/// How long starting, storing the last rows, and stopping may take.
+/// How long each may take: starting, storing the last rows, stopping, and the store's last inserts.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The longest that a node stays frozen.
@@ -446,9 +446,10 @@ impl Production {
             }
             node.stop(PATIENCE / 2);
         }
+        let end = tokio::time::Instant::now() + PATIENCE;
         for node in nodes {
             let (name, place) = (node.name.clone(), node.place);
-            let _ = tokio::time::timeout(PATIENCE, node.ended()).await;
+            let _ = tokio::time::timeout_at(end, node.ended()).await;
             // Its thread stands still, or panicked.
             if !matches!(self.scene.stage().members[place].state, State::Stopped | State::Crashed) {
                 self.scene.fail(format!("{name} did not end as it should"));
