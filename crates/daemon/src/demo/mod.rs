@@ -388,12 +388,13 @@ impl Production {
             self.nodes.borrow().iter().find(|node| node.place == place).map_or(0, what)
         };
         // A node that has nothing to write is frozen all the same.
-        let _ = until(time, || with(&|node| node.delay_inserts(life)) > 0).await;
+        let writes = until(time, || with(&|node| node.delay_inserts(life)) > 0).await.is_ok();
         let nodes = self.nodes.borrow();
         let node = nodes.iter().find(|node| node.place == place)?;
         let frozen = node.freeze();
         self.scene.set(place, State::Frozen);
-        self.scene.tell(Kind::Script, format!("{} freezes with inserts on their way", node.name));
+        let what = if writes { "inserts on their way" } else { "nothing on its way" };
+        self.scene.tell(Kind::Script, format!("{} freezes with {what}", node.name));
         Some((frozen, place, node.name.clone()))
     }
 
@@ -457,7 +458,9 @@ impl Production {
         }
         // What is late must have come before the tables are looked at.
         let runs = || self.server.with(|models, _| models.store.running().count());
-        let _ = until(PATIENCE, || runs() == 0).await;
+        if until(PATIENCE, || runs() == 0).await.is_err() {
+            self.scene.fail(format!("inserts still run after {}", brief(PATIENCE)));
+        }
     }
 
     fn judge(&self, options: &Demo, times: Times, interrupted: bool, took: Duration) -> Document {
@@ -477,7 +480,7 @@ impl Production {
                 (!moves.handovers.is_empty(), "no shard was handed over"),
                 (!moves.takeovers.is_empty(), "no shard of the crashed node was taken over"),
                 (!moves.thefts.is_empty(), "no shard of the frozen node was taken over"),
-                (late.inserts > 0, "no insert of the frozen node landed late"),
+                (late.frozen > 0, "no insert of the frozen node landed late"),
             ] {
                 if !happened {
                     failures.push(what.to_owned());
@@ -546,11 +549,15 @@ fn words(document: &Document) -> String {
     let _ = writeln!(text, "published  {} rows to {} tables", count(verdict.published), document.tables);
     let _ = writeln!(
         text,
-        "stored     {} rows: {} missing, {} repeated, {} out of order",
+        "stored     {} rows: {} missing, {} repeated, {} out of order{}",
         count(verdict.stored),
         count(verdict.missing),
-        count(verdict.repeated + verdict.unexpected),
-        count(verdict.out_of_order)
+        count(verdict.repeated),
+        count(verdict.out_of_order),
+        match verdict.unexpected {
+            0 => String::new(),
+            unexpected => format!(", {} that nobody published", count(unexpected)),
+        }
     );
     let mut moved = |what: &str, shards: usize, median: Option<u64>, longest: Option<u64>, from: &str| {
         if let (Some(median), Some(longest)) = (median, longest) {

@@ -110,6 +110,8 @@ pub(super) struct Moves {
 pub(super) struct Late {
     pub(super) inserts: u64,
     pub(super) rows: u64,
+    /// Of these inserts, those of a node that stood still.
+    pub(super) frozen: u64,
 }
 
 /// Everything that is seen.
@@ -362,6 +364,7 @@ impl Scene {
             PartOutcome::Repeated if owner != Some(by) => {
                 stage.late.inserts += 1;
                 stage.late.rows += rows;
+                stage.late.frozen += u64::from(stage.members[by].state == State::Frozen);
                 let name = &stage.members[by].name;
                 let (shard, rows) = (part.insert.shard, count(rows));
                 let text = format!("late insert of {name}: shard {shard}, {rows} rows, dropped by its token");
@@ -369,5 +372,61 @@ impl Scene {
             }
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_core::ports::Attempt;
+    use holdfast_core::ports::store::{Insert, Level, Target, Token};
+    use holdfast_core::row::TableName;
+    use holdfast_core::time::{Instant as Moment, Timestamp};
+    use holdfast_sim::jetstream::Client;
+
+    use super::*;
+
+    /// A part of a node's insert that was dropped for its token.
+    fn repeated(by: Place) -> Part {
+        let process = u32::try_from(by + 1).unwrap();
+        let insert = Insert {
+            attempt: Attempt(1),
+            shard: ShardId(0),
+            table: TableName::new("t"),
+            target: Target { database: "db".into(), table: "t".into(), level: Level::ExactlyOnce },
+            created: Timestamp(0),
+            token: Token("a".into()),
+            rows: [].into(),
+            send_by: Moment::START,
+        };
+        let from = Client { process, start: 1, link: 1 };
+        Part { from, insert, rows: Vec::new(), outcome: PartOutcome::Repeated }
+    }
+
+    #[test]
+    fn late_is_what_comes_from_a_replaced_owner_and_a_frozen_one_is_told_apart() {
+        let scene = Scene::new(1);
+        let (first, second) = (scene.enters("node-1"), scene.enters("node-2"));
+        let late = |by| {
+            scene.part(&repeated(by));
+            let late = scene.stage().late;
+            (late.inserts, late.frozen)
+        };
+        scene.stage().first_row(second, ShardId(0));
+        assert_eq!(late(second), (0, 0), "it is the owner");
+        scene.set(first, State::Crashed);
+        assert_eq!(late(first), (1, 0));
+        scene.set(first, State::Frozen);
+        assert_eq!(late(first), (2, 1));
+    }
+
+    #[test]
+    fn time_stands_still_until_rows_are_published() {
+        let scene = Scene::new(1);
+        scene.tell(Kind::Script, "early");
+        let stage = scene.stage().clone();
+        assert!(!stage.has_begun());
+        assert_eq!((stage.elapsed(), stage.happened[0].at), (Duration::ZERO, Duration::ZERO));
+        scene.begin();
+        assert!(scene.stage().has_begun());
     }
 }
