@@ -324,15 +324,17 @@ impl Production {
         self.nodes.borrow_mut().iter_mut().find(|node| node.place == place).map(what)
     }
 
-    /// What happens, from the start of the first node to the last row.
+    /// What happens, from the start of the first node to the last row. If nodes do not come to share the shards,
+    /// that is all, and a failure of which the verdict tells.
     async fn play(&self, length: Duration) -> Result<(), Exit> {
         for number in 1..=self.starts {
             self.start(&format!("node-{number}"))?;
         }
         // Without its record a shard whose stream has rows would not know where to begin.
-        until(PATIENCE, || self.scene.is_settled())
-            .await
-            .map_err(|()| Exit::error("the nodes did not come to share the shards"))?;
+        if until(PATIENCE, || self.scene.is_settled()).await.is_err() {
+            self.scene.fail(format!("the nodes did not come to share the shards within {}", brief(PATIENCE)));
+            return Ok(());
+        }
         self.scene.begin();
         self.publishes.set(true);
         let start = tokio::time::Instant::now();
@@ -475,7 +477,8 @@ impl Production {
         let stage = self.scene.stage();
         let (moves, late) = (&stage.moves, stage.late);
         let mut failures = stage.failures.clone();
-        if !interrupted {
+        // Of what did not begin there is no more to say.
+        if !interrupted && stage.has_begun() {
             for (happened, what) in [
                 (!moves.handovers.is_empty(), "no shard was handed over"),
                 (!moves.takeovers.is_empty(), "no shard of the crashed node was taken over"),
@@ -612,6 +615,21 @@ mod tests {
         let of =
             |times: &[u64]| median(&times.iter().copied().map(Duration::from_millis).collect::<Vec<_>>());
         assert_eq!((of(&[]), of(&[7]), of(&[9, 1, 5])), (None, Some(7), Some(5)));
+    }
+
+    /// Nobody there shares the shards.
+    #[test]
+    fn what_does_not_begin_is_judged_too_and_says_why() {
+        let json = crate::cli::Json { json: true };
+        let options = Demo { nodes: 0, tables: 1, shards: 1, rate: 100, seconds: 5, json };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut document = runtime.block_on(run(&options)).unwrap();
+        assert!(!document.ok);
+        assert_eq!(document.failures, ["the nodes did not come to share the shards within 10 s"]);
+        assert!(!words(&document).contains("nobody published"), "{}", words(&document));
+        document.verdict.unexpected = 2;
+        let text = words(&document);
+        assert!(text.contains("0 repeated, 0 out of order, 2 that nobody published\n"), "{text}");
     }
 
     /// A short run of the whole: real threads, real time, everything that can happen.
