@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use holdfast_core::claims::{Claims, Notice, Order, Status};
-use holdfast_core::member::MemberId;
 use holdfast_core::notice::{Report, ShardFailure};
 use holdfast_core::ports::members;
 use holdfast_core::record::{RecordError, Session};
