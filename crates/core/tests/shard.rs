@@ -1161,6 +1161,27 @@ fn a_bad_row_waits_where_there_are_no_dead_letters() {
 }
 
 #[test]
+fn who_does_not_answer_is_told_of() {
+    let (mut bench, pull) = Bench::owner();
+    bench.rows(pull.inbox, (1..=4).map(|n| row(n, n)));
+    // The store, of a table that is not known yet.
+    let (attempt, table, _) = bench.described();
+    let outcome = Err(DescribeError::Failed(refusal(Class::Passing, None)));
+    bench.tell(Event::Store(store::Reply::Described { attempt, table, outcome }));
+    let trouble = Trouble::Store("code 7: no".to_owned());
+    assert_eq!(bench.shard.status().troubles, [(&TableName::new("t"), &trouble)]);
+    bench.pass(MS * 74);
+    assert!(!bench.has(|action| matches!(action, Action::Store(_))));
+    bench.pass(MS * 52);
+    bench.describe();
+    // The ledger.
+    let (attempt, _) = bench.write();
+    assert_eq!(bench.shard.status().ledger_trouble, None);
+    bench.tell(Event::Ledger(ledger::Reply::Written { attempt, outcome: WriteOutcome::Unknown(failure()) }));
+    assert_eq!(bench.shard.status().ledger_trouble, Some(&failure()));
+}
+
+#[test]
 fn rows_of_a_missing_table_wait_or_become_letters() {
     let missing = || Err(DescribeError::Missing(refusal(Class::Table, None)));
     let (mut bench, pull) = Bench::owner();

@@ -131,6 +131,18 @@ fn a_cold_start_spreads_what_neighbours_in_name_and_number_get() {
     assert!((4..30).contains(&alike), "{alike}");
 }
 
+/// Whoever shares out must come to the same, whichever build it is: the order is a part of the protocol.
+#[test]
+fn members_of_all_versions_ask_in_the_same_order() {
+    let members: Vec<MemberId> = ["a", "b", "c"].map(member).to_vec();
+    let orders: Vec<String> = (0..6)
+        .map(|shard| {
+            order(ShardId(shard), &members).iter().map(MemberId::as_str).collect::<Vec<_>>().concat()
+        })
+        .collect();
+    assert_eq!(orders, ["cab", "cab", "bca", "cab", "abc", "bac"]);
+}
+
 /// A case: shards, members, seats of members that are there or not, and what is barred.
 fn case(barred: bool) -> impl Strategy<Value = (usize, Vec<MemberId>, Seats, Barred)> {
     (1_usize..60, 1_usize..9, any::<u64>()).prop_flat_map(move |(count, size, salt)| {

@@ -579,9 +579,6 @@ impl Claims {
         if self.view.len() > MAX_MEMBERS {
             return Err(format!("{} members", self.view.len()));
         }
-        if let Some(shard) = self.held().find(|shard| self.failed.contains_key(shard)) {
-            return Err(format!("shard {shard} is held and failed"));
-        }
         if !self.is_ready() && safeguard(Rule::SnapshotBeforeClaims) && self.held().next().is_some() {
             return Err("a shard is held before the others are known".to_owned());
         }

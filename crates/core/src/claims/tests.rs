@@ -941,3 +941,49 @@ fn every_rule_is_missed() {
         assert!(outcome.is_err(), "nothing shows without {}", rule.key());
     }
 }
+
+#[test]
+fn a_machine_that_contradicts_itself_says_so() {
+    let ready = || Bench::ready("a", 2, &[other("b", [1])]).claims;
+    let says = |claims: &Claims, words: &str| {
+        let said = claims.validate().unwrap_err();
+        assert!(said.contains(words), "{said}");
+    };
+    assert_eq!(ready().validate(), Ok(()));
+    let mut both = ready();
+    both.mine[0] = Mine::Standby;
+    assert_eq!(both.validate(), Ok(()));
+    both.failed.insert(ShardId(0), Fault::new("gone", Scope::Here));
+    says(&both, "our own record: shard 0 is held and failed");
+
+    let mut early = Bench::new("a", 2).claims;
+    assert_eq!(early.validate(), Ok(()));
+    early.mine[1] = Mine::Standby;
+    says(&early, "before the others are known");
+
+    let mut draining = ready();
+    draining.mine[0] = Mine::Leaving(Hold { leaving: true, ..Hold::default() });
+    draining.phase = Phase::Draining { until: Instant::START };
+    assert_eq!(draining.validate(), Ok(()));
+    for kept in [Mine::Standby, Mine::Owned { pin: PinId("p".into()), turn: 1 }] {
+        draining.mine[0] = kept;
+        says(&draining, "kept while draining");
+    }
+
+    let mut planned = ready();
+    planned.stale = false;
+    planned.plan.insert(ShardId(0), id("b"));
+    planned.plan.insert(ShardId(1), id("a"));
+    assert_eq!(planned.validate(), Ok(()));
+    planned.plan.insert(ShardId(1), id("c"));
+    says(&planned, "c is planned for and gone");
+    planned.stale = true;
+    assert_eq!(planned.validate(), Ok(()), "it is to be worked out anew");
+}
+
+#[test]
+fn a_full_house_is_no_contradiction() {
+    let others: Vec<Member> = (0..MAX_MEMBERS).map(|nth| other(&format!("m{nth}"), [])).collect();
+    let bench = Bench::ready("a", 2, &others);
+    assert_eq!(bench.claims.view.len(), MAX_MEMBERS);
+}
