@@ -1039,18 +1039,21 @@ fn a_batch_that_is_refused_for_its_data_is_cut_around_the_row() {
     assert_eq!(written.lanes[&TableName::new("t")].parked, Some(parked));
     let (attempt, letter) = bench.letter();
     assert_eq!((letter.seq, letter.attempts, letter.code, letter.created), (Seq(3), 1, Some(7), CREATED));
-    // Not kept now: tried again, and told.
-    let outcome = ParkOutcome::Failed(Failure::new(FailureClass::Full, "full"));
-    bench.tell(Event::DeadLetter(dead_letters::Reply::Parked {
-        attempt,
-        table: TableName::new("t"),
-        outcome,
-    }));
-    assert!(matches!(&*bench.shard.status().troubles, [(_, Trouble::DeadLetters { seq: Seq(3), .. })]));
-    bench.pass(MS * 74);
-    assert!(!bench.has(|action| matches!(action, Action::DeadLetter(_))));
-    bench.pass(MS * 52);
-    let (attempt, _) = bench.letter();
+    // Not kept now: tried again, ever more slowly, and told.
+    let mut attempt = attempt;
+    for (early, late) in [(74, 52), (149, 102)] {
+        let outcome = ParkOutcome::Failed(Failure::new(FailureClass::Full, "full"));
+        bench.tell(Event::DeadLetter(dead_letters::Reply::Parked {
+            attempt,
+            table: TableName::new("t"),
+            outcome,
+        }));
+        assert!(matches!(&*bench.shard.status().troubles, [(_, Trouble::DeadLetters { seq: Seq(3), .. })]));
+        bench.pass(MS * early);
+        assert!(!bench.has(|action| matches!(action, Action::DeadLetter(_))));
+        bench.pass(MS * late);
+        attempt = bench.letter().0;
+    }
     let outcome = ParkOutcome::Stale;
     bench.tell(Event::DeadLetter(dead_letters::Reply::Parked {
         attempt,
@@ -1068,7 +1071,7 @@ fn a_batch_that_is_refused_for_its_data_is_cut_around_the_row() {
     // The rest waits for its age, which counts from when it came.
     let written = bench.store();
     assert_eq!((written.floor, written.lanes.len()), (Seq(3), 0));
-    bench.pass(AGE - MS * 127);
+    bench.pass(AGE - MS * (127 + 251));
     bench.quiet();
     bench.pass(MS);
     assert_eq!(bench.store().lanes[&TableName::new("t")], open(4, 4, 1));
