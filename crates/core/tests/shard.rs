@@ -567,6 +567,44 @@ fn a_standby_lets_go_at_once_but_for_a_pull_that_may_bring_it_the_pin() {
 }
 
 #[test]
+fn a_batch_whose_rows_are_gone_stays_open_until_the_shards_next_row() {
+    let mut unfinished = record(4, 9);
+    unfinished.lanes.insert(TableName::new("t"), open(5, 9, 3));
+    let mut bench = Bench::with(config(), unfinished);
+    bench.answer_read();
+    let purged = Inspection { pinned: None, shard_last: None, next: None, ..seen(30, 0) };
+    bench.inspected(Inspection { row_stored_at: Some(mark(9).stored_at), ..purged });
+    // Whether it was stored is not known: the record may not pass it, whatever the stream has lost.
+    assert!(!bench.has(|action| matches!(action, Action::Ledger(ledger::Command::Write { .. }))));
+    assert!(bench.notices().iter().any(|told| matches!(told, Notice::Waiting { .. })));
+}
+
+#[test]
+fn a_new_tenure_looks_at_every_table_anew() {
+    let (mut bench, pull) = Bench::owner();
+    let insert = bench.full_batch(&pull, [1, 2, 3, 4]);
+    bench.inserted(&insert, InsertOutcome::Stored);
+    let (attempt, ..) = bench.read_back();
+    bench.found(attempt, &[1, 2, 3, 4]);
+    assert_eq!(bench.store().lanes.len(), 0);
+    // In the same tenure what is known of the table is enough.
+    bench.rows(pull.inbox, (5..=8).map(|n| row(n, n)));
+    assert!(!bench.has(|action| matches!(action, Action::Store(store::Command::Describe { .. }))));
+    bench.store();
+    let insert = bench.insert();
+    bench.inserted(&insert, InsertOutcome::Stored);
+    assert_eq!(bench.store().floor, Seq(8));
+    // Somebody else may have written meanwhile.
+    bench.ended(&pull, PullEnd::NotPinned);
+    assert!(bench.reported(&Report::Lost));
+    bench.asked.retain(|action| matches!(action, Action::Ledger(_)));
+    let looked = Inspection { row_stored_at: Some(mark(8).stored_at), next: Some(Seq(9)), ..seen(20, 12) };
+    let pull = bench.own(&looked);
+    bench.rows(pull.inbox, (9..=12).map(|n| row(n, n - 8)));
+    assert_eq!(bench.describe(), Some(HoldsAbove { created: CREATED, above: Seq(8) }));
+}
+
+#[test]
 fn an_idle_shards_record_follows_the_stream() {
     let mut bench = Bench::with(config(), record(4, 4));
     bench.answer_read();
@@ -596,6 +634,9 @@ fn a_pin_is_fenced_and_kept_while_the_ledger_is_slow() {
     bench.rows(pull.inbox, [row(5, 1)]);
     assert_eq!((bench.shard.status().phase, bench.shard.status().pin), ("taking over", Some(&pin())));
     let attempt = bench.read();
+    // An answer to another question is none.
+    bench.tell(Event::Ledger(ledger::Reply::Read { attempt: Attempt(attempt.0 + 1), outcome: Ok(None) }));
+    bench.quiet();
     bench.tell(Event::Ledger(ledger::Reply::Read { attempt, outcome: Err(failure()) }));
     bench.pass(MS * 200);
     bench.answer_read();
