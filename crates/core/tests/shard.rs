@@ -771,6 +771,18 @@ fn at_the_cap_batches_are_closed_at_once_and_the_pin_is_renewed() {
 }
 
 #[test]
+fn no_batch_is_larger_than_half_the_share() {
+    // So that the next can be collected meanwhile.
+    let (mut bench, pull) = Bench::owner();
+    bench.tell(Event::Share(Share { rows: 6, bytes: 1_000_000 }));
+    bench.rows(pull.inbox, [row(1, 1), row(2, 2)]);
+    bench.describe();
+    assert!(!bench.has(|action| matches!(action, Action::Ledger(_))));
+    bench.rows(pull.inbox, [row(3, 3)]);
+    assert_eq!(bench.store().lanes[&TableName::new("t")], open(1, 3, 3));
+}
+
+#[test]
 fn a_row_larger_than_the_room_comes_alone_when_nothing_is_held() {
     let (mut bench, pull) = Bench::owner();
     bench.ended(&pull, PullEnd::TooLarge);
