@@ -1230,6 +1230,18 @@ fn who_does_not_answer_is_told_of() {
     assert!(!bench.has(|action| matches!(action, Action::Store(_))));
     bench.pass(MS * 52);
     bench.describe();
+    // What was known a minute ago is good enough while nobody can be asked.
+    let slow = Limits { max_age: Duration::from_mins(2), ..config().batch };
+    let mut old = Bench::new(Config { batch: slow, ..config() });
+    let pull = old.own(&seen(20, 20));
+    old.rows(pull.inbox, [row(1, 1)]);
+    old.describe();
+    old.asked.clear();
+    old.pass(Duration::from_secs(61));
+    let (attempt, table, _) = old.described();
+    let outcome = Err(DescribeError::Failed(refusal(Class::Passing, None)));
+    old.tell(Event::Store(store::Reply::Described { attempt, table, outcome }));
+    assert!(old.shard.status().troubles.is_empty());
     // The ledger.
     let (attempt, _) = bench.write();
     assert_eq!(bench.shard.status().ledger_trouble, None);
@@ -1489,6 +1501,25 @@ fn an_inherited_batch_is_read_back_collected_and_completed() {
     bench.notices();
     bench.inspected(looked());
     assert!(!bench.notices().iter().any(|told| matches!(told, Notice::RowsRemoved { .. })));
+}
+
+#[test]
+fn an_inherited_batch_where_the_table_knew_more_is_compared_with_its_own_rows() {
+    for (suspect, stops) in [(9, false), (2, true)] {
+        let mut inherited = record(0, 9);
+        let lane = LaneRecord { suspect: Seq(suspect), ..open(3, 9, 3) };
+        inherited.lanes.insert(TableName::new("t"), lane);
+        let mut bench = Bench::with(config(), inherited);
+        let pull = bench.own(&Inspection { row_stored_at: Some(mark(9).stored_at), ..seen(9, 9) });
+        let (attempt, ..) = bench.read_back();
+        // One row more than the batch has: it may be one that is gone from the stream since, or a contradiction.
+        bench.found(attempt, &[3, 4, 5, 9]);
+        assert_eq!(matches!(&*bench.shard.status().troubles, [(_, Trouble::Stopped(_))]), stops);
+        bench.notices();
+        bench.rows(pull.inbox, [row_of("u", 1, 1), row(3, 2), row(5, 3), row(9, 4)]);
+        let stored = bench.notices().iter().any(|told| matches!(told, Notice::BatchStored { .. }));
+        assert_eq!(stored, !stops);
+    }
 }
 
 #[test]

@@ -987,3 +987,17 @@ fn a_full_house_is_no_contradiction() {
     let bench = Bench::ready("a", 2, &others);
     assert_eq!(bench.claims.view.len(), MAX_MEMBERS);
 }
+
+#[test]
+fn what_is_being_given_up_says_so_whatever_is_known_of_its_pin() {
+    let mut bench = Bench::ready("a", 1, &[]);
+    let leaving = |pin: &str| Hold { pin: Some(PinId(pin.into())), turn: 1, leaving: true };
+    let given_up = Hold { leaving: true, ..Hold::default() };
+    bench.claims.mine[0] = Mine::Leaving(leaving("p"));
+    assert_eq!(bench.claims.record().shards[&ShardId(0)], leaving("p"));
+    bench.report(0, Report::Lost);
+    assert_eq!(bench.claims.record().shards[&ShardId(0)], given_up);
+    // A pin that no record has room for is left out, and nothing else.
+    bench.claims.mine[0] = Mine::Leaving(leaving(&"p".repeat(Member::MAX_TEXT + 1)));
+    assert_eq!(bench.claims.record().shards[&ShardId(0)], given_up);
+}
