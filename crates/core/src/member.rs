@@ -297,6 +297,12 @@ mod tests {
     }
 
     #[test]
+    fn a_heartbeat_alone_says_nothing_new() {
+        assert!(sample().says_the_same_as(&Member { beat: 18, ..sample() }));
+        assert!(!sample().says_the_same_as(&Member { state: State::Draining, ..sample() }));
+    }
+
+    #[test]
     fn versions_mix() {
         let more = text().replace(r#""beat":17"#, r#""beat":17,"mood":{"good":true}"#);
         assert_eq!(Member::decode(more.as_bytes()), Ok(sample()), "an unknown field is passed over");

@@ -1716,6 +1716,14 @@ fn rows_are_acknowledged_when_the_record_calls_them_done() {
     bench.inserted(&insert, InsertOutcome::Stored);
     bench.store();
     assert_eq!(acked(&mut bench), [pair(5, 5)]);
+    // One that was done before it came is acknowledged at once.
+    let mut ahead = record(4, 9);
+    ahead.lanes.insert(TableName::new("t"), LaneRecord { done: Seq(6), ..LaneRecord::default() });
+    let mut bench = Bench::with(Config { acks: Acks::Explicit, ..config() }, ahead);
+    let looked = Inspection { row_stored_at: Some(mark(9).stored_at), next: Some(Seq(5)), ..seen(9, 5) };
+    let pull = bench.own(&looked);
+    bench.rows(pull.inbox, [row_of("u", 5, 1), row(6, 2)]);
+    assert_eq!(acked(&mut bench), [pair(6, 2)]);
     // Where acknowledged rows leave the stream a reset goes to its beginning.
     let mut bench = Bench::with(Config { acks: Acks::WorkQueue, ..config() }, record(4, 4));
     let pull = bench.stand_by(Inspection { row_stored_at: None, ..seen(9, 5) });
