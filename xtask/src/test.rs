@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use holdfast_testbed::{build, fetch};
 
 use crate::command::{call, cargo};
@@ -26,6 +27,13 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let began = Instant::now();
+    // Half a gigabyte comes while others compile.
+    let fetched = (!options.fast).then(|| {
+        thread::spawn(|| {
+            let servers = fetch::nats_server().and_then(|nats| Ok((nats, fetch::libchdb()?)));
+            (servers, Instant::now())
+        })
+    });
     step("format", || call(cargo(["fmt", "--all", "--", "--check"])))?;
     step("clippy", || {
         call(cargo(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
@@ -63,8 +71,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     } else {
         let mut environment = Vec::new();
         step("servers", || {
-            environment.push(("HOLDFAST_NATS_SERVER", fetch::nats_server()?.path));
-            environment.push(("HOLDFAST_LIBCHDB", fetch::libchdb()?.path));
+            let fetched = fetched.context("they are fetched")?.join();
+            let (servers, at) = fetched.map_err(|_| anyhow!("fetching the servers panicked"))?;
+            let (nats, clickhouse) = servers?;
+            println!("fetched {:.1} s after the beginning", (at - began).as_secs_f64());
+            environment.push(("HOLDFAST_NATS_SERVER", nats.path));
+            environment.push(("HOLDFAST_LIBCHDB", clickhouse.path));
             environment.push(("HOLDFAST_CHSERVE", build::chserve_binary()?));
             environment.push(("HOLDFAST_BIN", build::holdfast_binary(true)?));
             Ok(())
