@@ -395,6 +395,32 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_from_before_the_conflict_is_not_taken_for_what_is_being_written() {
+        let mut bench = Bench::fenced();
+        bench.committer.write(record(1, 9), bench.now);
+        let (attempt, ..) = bench.sent_write();
+        bench.committer.on_written(bench.now, attempt, WriteOutcome::Conflict);
+        let read = bench.sent_read();
+        let earlier = Entry { revision: Revision(5), record: record(1, 0).encode() };
+        assert_eq!(bench.committer.on_read(bench.now, read, Ok(Some(earlier))), Settled::Nothing);
+        assert!(bench.committer.is_busy());
+        assert_eq!(bench.committer.stored().unwrap().record.floor, Seq(0));
+        // It is asked again, and a look that fails, too.
+        bench.pass(Duration::from_millis(199));
+        assert_eq!(bench.sent(), []);
+        bench.pass(Duration::from_millis(1));
+        let read = bench.sent_read();
+        let away = Failure::new(FailureClass::Unavailable, "away");
+        assert_eq!(bench.committer.on_read(bench.now, read, Err(away.clone())), Settled::Nothing);
+        assert_eq!(bench.committer.trouble(), Some(&away));
+        bench.pass(Duration::from_millis(200));
+        let read = bench.sent_read();
+        let ours = Entry { revision: Revision(6), record: record(1, 9).encode() };
+        assert_eq!(bench.committer.on_read(bench.now, read, Ok(Some(ours))), Settled::Written);
+        assert_eq!((bench.committer.is_busy(), bench.committer.trouble()), (false, None));
+    }
+
+    #[test]
     fn an_earlier_tenure_of_this_very_process_is_not_adopted() {
         let mut bench = Bench::fenced();
         bench.committer.write(record(1, 9), bench.now);
