@@ -1777,11 +1777,20 @@ fn no_more_tables_than_allowed_are_at_work_at_once() {
     bench.quiet();
     bench.notices();
     bench.pass(MS);
-    assert_eq!(bench.pull().max_bytes, Some(1));
+    let renewal = bench.pull();
+    assert_eq!(renewal.max_bytes, Some(1));
     let waits = Notice::Waiting {
         what: "take rows of more tables",
         why: "2 are at work, as many as topology.max_lanes or the record allow".to_owned(),
     };
     assert!(bench.notices().contains(&waits));
-    let _ = (a, b);
+    // One that has nothing left to write only waits for the floor to pass it: it is not at work.
+    bench.inserted(&b, InsertOutcome::Stored);
+    let (attempt, ..) = bench.read_back();
+    let outcome = Ok(Found { seqs: vec![Seq(2)], repeated: None });
+    bench.tell(Event::Store(store::Reply::ReadBack { attempt, table: b.table, outcome }));
+    let written = bench.store();
+    assert_eq!((written.floor, written.lanes.len(), a.rows.len()), (Seq(0), 2, 1));
+    bench.ended(&renewal, PullEnd::Empty);
+    assert_eq!(bench.pull().batch, 999);
 }
