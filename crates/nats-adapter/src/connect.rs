@@ -336,6 +336,9 @@ impl Connection {
     pub async fn open(options: &Options) -> Result<Self, ConnectError> {
         let hub = Arc::new(Hub::new());
         let (client, servers) = establish(options, &hub).await?;
+        // The client tells of its connects from a task of its own. Counted later, the first one would pass for a
+        // reconnect, and what was being sent meanwhile for lost.
+        let _ = hub.wait_for_connect(options.timeout, || hub.connects() > 0).await;
         let version = client.server_info().version;
         if version_of(&version).is_none_or(|version| version < MINIMUM_VERSION) {
             return Err(ConnectError::TooOld { servers, version: cut(&version) });

@@ -72,6 +72,7 @@ async fn an_acknowledged_row_is_not_pending_in_either_form() {
         // The short form, from a member that has seen no delivery, is taken by both.
         let other = rig.member().await;
         ack(&other, [(2, 2), (10, 10)]).await;
+        assert_eq!(other.delivery.unsent_acks(), 0);
         until(&rig, (5, 0, 10)).await;
         assert_eq!((member.delivery.unsent_acks(), member.delivery.denied_acks()), (0, 0));
         // Which form this server uses.
