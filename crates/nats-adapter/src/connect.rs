@@ -248,8 +248,15 @@ async fn establish(options: &Options, hub: &Arc<Hub>) -> Result<(Client, String)
     let deadline = Instant::now() + options.timeout;
     loop {
         let prepared = prepare(options, &credentials, hub).await?;
+        let before = hub.connects();
         let error = match tokio::time::timeout_at(deadline, prepared.connect(&addresses[..])).await {
-            Ok(Ok(client)) => return Ok((client, servers)),
+            Ok(Ok(client)) => {
+                // The client tells of its connects from a task of its own. Counted later, this one would pass for
+                // a reconnect, and what was being sent meanwhile for lost.
+                let left = deadline.saturating_duration_since(Instant::now());
+                let _ = hub.wait_for_connect(left, || hub.connects() > before).await;
+                return Ok((client, servers));
+            }
             Ok(Err(error)) => error,
             Err(_) => {
                 return Err(ConnectError::Unreachable {
@@ -336,9 +343,6 @@ impl Connection {
     pub async fn open(options: &Options) -> Result<Self, ConnectError> {
         let hub = Arc::new(Hub::new());
         let (client, servers) = establish(options, &hub).await?;
-        // The client tells of its connects from a task of its own. Counted later, the first one would pass for a
-        // reconnect, and what was being sent meanwhile for lost.
-        let _ = hub.wait_for_connect(options.timeout, || hub.connects() > 0).await;
         let version = client.server_info().version;
         if version_of(&version).is_none_or(|version| version < MINIMUM_VERSION) {
             return Err(ConnectError::TooOld { servers, version: cut(&version) });
