@@ -20,7 +20,8 @@ libfuzzer_sys::fuzz_target!(|input: (u16, &str)| {
     match (end, shouted) {
         (Some(PullEnd::Failed(said)), Some(PullEnd::Failed(shouted))) => {
             assert_eq!(said.class, shouted.class);
-            assert!(said.message.len() < 400, "{} bytes", said.message.len());
+            let shown = said.message.chars().count();
+            assert!(shown < 400, "{shown} characters");
             assert!(said.message.contains(&code.to_string()));
         }
         (said, shouted) => assert_eq!(said, shouted),

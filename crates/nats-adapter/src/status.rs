@@ -75,8 +75,8 @@ mod tests {
             assert_eq!(failure.class, class, "{code} {words}");
             assert!(failure.message.contains(words));
         }
-        let Some(PullEnd::Failed(failure)) = pull_end(500, &"x".repeat(10_000)) else { panic!() };
-        assert!(failure.message.len() < 400);
+        let Some(PullEnd::Failed(failure)) = pull_end(500, &"𒚞".repeat(10_000)) else { panic!() };
+        assert!(failure.message.chars().count() < 400);
     }
 
     proptest! {
