@@ -59,6 +59,8 @@ pub(crate) enum Fault {
     LeaderMoves { shard: u32, forgotten: usize, leaderless: Duration },
     /// An operator takes the pin away.
     Unpin { shard: u32 },
+    /// Resets to the first row that come within moments of a delivery are not written down.
+    ResetsUnwritten { lasting: Duration },
     /// An operator sets a consumer back.
     SetBack { shard: u32, by: u64 },
     /// The same, and as many deliveries are lost on the way as were made since the last reset, so that the

@@ -12,7 +12,9 @@
 //!   passed over. A pull under a pin that is not held any more is told when its turn comes.
 //! - A row larger than what is left of a pull's `max_bytes` ends it with 409, and takes no pin.
 //! - A pull that got all it asked for ends without a word.
-//! - Reset sets the next row and the numbering, keeps the pin and serves what waits.
+//! - Reset sets the next row and the numbering, keeps the pin and serves what waits. A reset to the first row within
+//!   moments of a delivery may not be written down: then looks go on counting what was delivered before it, until more
+//!   is.
 //! - Unpin names no pin: it takes it from whoever has it.
 //! - A consumer's new leader has no pin, tells the waiting pulls so, and may have forgotten the last
 //!   deliveries. A restarted server has no pin either, and tells the pulls nothing.
@@ -140,6 +142,9 @@ struct Consumer {
     position: u64,
     /// Sequences delivered since the last reset, those delivered again included.
     delivered: Vec<u64>,
+    last_delivery: Option<Duration>,
+    /// Deliveries that looks count at least: a reset that was not written down left them.
+    miscounted: usize,
     /// Rows that wait to be acknowledged, and until when; none: they wait to be delivered again.
     unacked: BTreeMap<u64, Option<Duration>>,
     /// Rows to be delivered again, in turn.
@@ -157,6 +162,8 @@ impl Consumer {
             leaderless_until: Duration::ZERO,
             position: 1,
             delivered: Vec::new(),
+            last_delivery: None,
+            miscounted: 0,
             unacked: BTreeMap::new(),
             again: VecDeque::new(),
             rows: VecDeque::new(),
@@ -183,6 +190,20 @@ impl Consumer {
             return Some((*seq, true));
         }
         self.next().filter(|_| self.unacked.len() < max_unacked).map(|seq| (seq, false))
+    }
+
+    /// Begins anew at `from`. With `unwritten`, looks still count what was delivered before.
+    fn reset(&mut self, from: Seq, unwritten: bool) {
+        self.miscounted = if unwritten { self.counted() } else { 0 };
+        self.position = from.0;
+        self.delivered.clear();
+        self.unacked.clear();
+        self.again.clear();
+    }
+
+    /// What a look counts as delivered.
+    fn counted(&self) -> usize {
+        self.delivered.len().max(self.miscounted)
     }
 
     /// The last `forgotten` deliveries were never written down.
@@ -239,6 +260,7 @@ pub struct JetStream {
     pins: u64,
     outgoing: Vec<Outgoing>,
     changes: Vec<PinChange>,
+    resets_unwritten_until: Duration,
 }
 
 impl JetStream {
@@ -259,6 +281,7 @@ impl JetStream {
             pins: 0,
             outgoing: Vec::new(),
             changes: Vec::new(),
+            resets_unwritten_until: Duration::ZERO,
         }
     }
 
@@ -404,10 +427,11 @@ impl JetStream {
         if !consumer.serves(now) {
             return false;
         }
-        consumer.position = from.0;
-        consumer.delivered.clear();
-        consumer.unacked.clear();
-        consumer.again.clear();
+        // The server writes counts down for so long after a delivery, and what a reset has to write in that time is
+        // left out. It reads them back only where the new state is no different from none.
+        const WRITING: Duration = Duration::from_millis(100);
+        let writing = consumer.last_delivery.is_some_and(|last| now < last + WRITING);
+        consumer.reset(from, from == Seq(1) && writing && now < self.resets_unwritten_until);
         self.pump(now, index(shard.0));
         true
     }
@@ -492,7 +516,7 @@ impl JetStream {
             let failure = Failure::new(FailureClass::Unavailable, "the consumer has no leader");
             return Err(InspectError::Failed(failure));
         }
-        seen.delivered = consumer.delivered.len() as u64;
+        seen.delivered = consumer.counted() as u64;
         seen.pending = consumer.pending() as u64;
         seen.pinned = consumer.pin.as_ref().map(|pin| pin.id.clone());
         Ok(seen)
@@ -595,6 +619,7 @@ impl JetStream {
     fn count_delivery(&mut self, now: Duration, shard: ShardId, seq: u64, again: bool) {
         let consumer = &mut self.consumers[index(shard.0)];
         consumer.delivered.push(seq);
+        consumer.last_delivery = Some(now);
         if again {
             consumer.again.pop_front();
         } else {
@@ -607,11 +632,19 @@ impl JetStream {
 
     /// Sets a consumer back without serving whoever waits, as if the rows that follow were already on their way.
     pub fn set_back(&mut self, shard: ShardId, to: Seq) {
-        let consumer = &mut self.consumers[index(shard.0)];
-        consumer.position = to.0;
-        consumer.delivered.clear();
-        consumer.unacked.clear();
-        consumer.again.clear();
+        self.consumers[index(shard.0)].reset(to, false);
+    }
+
+    /// Whether looks count more than was delivered since the last reset.
+    #[must_use]
+    pub fn miscounts(&self, shard: ShardId) -> bool {
+        let consumer = &self.consumers[index(shard.0)];
+        consumer.counted() > consumer.delivered.len()
+    }
+
+    /// Until then a reset to the first row that comes within moments of a delivery is not written down.
+    pub const fn leave_resets_unwritten(&mut self, until: Duration) {
+        self.resets_unwritten_until = until;
     }
 
     /// Somebody deletes the stream and makes another of the same name, with its consumers.
@@ -970,6 +1003,29 @@ mod tests {
         assert_eq!(bench.ended(), Some((0, PullEnd::LeaderChanged)));
         bench.pull(at(2), 1, None, None);
         assert_eq!(bench.rows().unwrap().2, vec![(2, 2), (3, 3)]);
+    }
+
+    #[test]
+    fn a_reset_that_is_not_written_down_leaves_the_count_until_more_is_delivered() {
+        let mut bench = Bench::new();
+        bench.stream.leave_resets_unwritten(at(10_000));
+        let reset = |bench: &mut Bench, now, seq| {
+            let reset = Command::Reset { attempt: Attempt(90), inbox: Inbox(1), from: Seq(seq) };
+            bench.stream.handle(at(now), client(0), S, reset);
+            let seen = bench.stream.look_at_stream();
+            bench.stream.look_at_consumer(at(now), S, seen).unwrap().delivered
+        };
+        for _ in 0..3 {
+            bench.publish(at(0));
+        }
+        bench.stream.deliver_to_nobody(at(0), S, 3);
+        assert_eq!(reset(&mut bench, 50, 1), 3);
+        assert_eq!(reset(&mut bench, 60, 1), 3);
+        assert_eq!(reset(&mut bench, 150, 1), 0, "the server has written by now");
+        bench.stream.deliver_to_nobody(at(200), S, 3);
+        assert_eq!(reset(&mut bench, 210, 2), 0, "that state differs from none");
+        bench.stream.deliver_to_nobody(at(20_000), S, 3);
+        assert_eq!(reset(&mut bench, 20_010, 1), 0, "the fault is over");
     }
 
     #[test]

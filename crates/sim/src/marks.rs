@@ -66,6 +66,8 @@ marks! {
     WentBack = "resync-went-back",
     /// A consumer was reset because it had delivered more than was seen.
     LostTail = "resync-lost-tail",
+    /// A look counted deliveries from before the last reset.
+    Miscounted = "looks-miscount",
     /// A consumer was reset after its connection was made anew.
     Disrupted = "resync-disrupted",
     /// A consumer was reset for a pull without a final status.

@@ -261,6 +261,13 @@ impl Scenario {
         if chance.permille(700) {
             share_out(chance, &mut scenario, hostile, swarm);
         }
+        let chance = &mut Chance::new(seed, 5);
+        if hostile && chance.permille(400) {
+            let at = chance.time(Duration::ZERO, quiet_from);
+            let lasting = chance.time(Duration::ZERO, quiet_from - at);
+            scenario.faults.push((at, Fault::ResetsUnwritten { lasting }));
+            scenario.faults.sort_by_key(|(at, _)| *at);
+        }
         scenario
     }
 }

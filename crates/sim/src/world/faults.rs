@@ -120,6 +120,7 @@ impl World {
                 }
                 self.serve_stream();
             }
+            Fault::ResetsUnwritten { lasting } => self.stream.leave_resets_unwritten(self.now + lasting),
             Fault::SetBackUnseen { shard, by } => self.set_back_unseen(ShardId(shard), by),
             Fault::CutUnseen { shard, lasting } => self.cut_unseen(ShardId(shard), lasting),
             Fault::DeliveriesLost { shard, rows } => {

@@ -64,7 +64,7 @@ use crate::invariants::vacant::Vacancies;
 use crate::jetstream::Client;
 use crate::jetstream::JetStream;
 use crate::letters::Letters;
-use crate::marks::Marks;
+use crate::marks::{Mark, Marks};
 use crate::members::Members;
 use crate::process::Asker;
 use crate::process::Local;
@@ -521,6 +521,9 @@ impl World {
             Due::AtConsumer { from, shard, attempt, seen, reply_by } => {
                 if self.broker_up {
                     let outcome = self.stream.look_at_consumer(self.now, shard, *seen);
+                    if outcome.is_ok() && self.stream.miscounts(shard) {
+                        self.marks.hit(Mark::Miscounted);
+                    }
                     let pin = outcome.as_ref().ok().and_then(|seen| seen.pinned.clone());
                     self.pins.looked(from.process, shard, pin);
                     self.answer_stream(
