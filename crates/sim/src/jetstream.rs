@@ -37,6 +37,9 @@ use holdfast_core::ports::{Attempt, Failure, FailureClass};
 use holdfast_core::row::{Delivery, Mark, Row, Seq, ShardId, TableName, Verdict};
 use holdfast_core::time::Timestamp;
 
+/// For so long after a delivery the server writes counts down, and what a reset has to write in that time is left out.
+const WRITING: Duration = Duration::from_millis(100);
+
 /// A connection: the `link`th of the `start`th start of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Client {
@@ -427,9 +430,7 @@ impl JetStream {
         if !consumer.serves(now) {
             return false;
         }
-        // The server writes counts down for so long after a delivery, and what a reset has to write in that time is
-        // left out. It reads them back only where the new state is no different from none.
-        const WRITING: Duration = Duration::from_millis(100);
+        // It reads the old counts back only where the new state is no different from none.
         let writing = consumer.last_delivery.is_some_and(|last| now < last + WRITING);
         consumer.reset(from, from == Seq(1) && writing && now < self.resets_unwritten_until);
         self.pump(now, index(shard.0));

@@ -264,7 +264,7 @@ impl Scenario {
         let chance = &mut Chance::new(seed, 5);
         if hostile && chance.permille(400) {
             let at = chance.time(Duration::ZERO, quiet_from);
-            let lasting = chance.time(Duration::ZERO, quiet_from - at);
+            let lasting = chance.time(at, quiet_from).saturating_sub(at);
             scenario.faults.push((at, Fault::ResetsUnwritten { lasting }));
             scenario.faults.sort_by_key(|(at, _)| *at);
         }
