@@ -106,7 +106,8 @@ pub(crate) struct Lane {
     /// Rows up to here may be in the table already.
     suspect: Seq,
     /// A batch beyond all that the table held was stored in this tenure, so no history that the ledger may have lost
-    /// has anything to do with the next.
+    /// has anything to do with the next. Until then a batch's token may have been burned in such a history, also the
+    /// token of a part of what was inherited: a success is looked after.
     proven: bool,
     caution: Caution,
     destination: Destination,
@@ -433,7 +434,6 @@ impl Lane {
         let suspect = first <= self.suspect;
         let mut open = Open::whole(rows.into(), before, target, suspect, since);
         open.suspect = suspect;
-        open.unproven = !self.proven;
         if !safeguard(Rule::IntentFirst) || (!safeguard(Rule::OneBatchPerLane) && self.finished.is_some()) {
             open.begin(now);
         }
@@ -729,6 +729,7 @@ impl Lane {
         outcome: &InsertOutcome,
         cx: &mut Context<'_>,
     ) -> Freed {
+        let proven = self.proven;
         let Some(open) = self.open_mut() else { return Freed::default() };
         let Stage::Send(ask) = &mut open.stage else { return Freed::default() };
         if !ask.awaits(attempt) {
@@ -739,9 +740,7 @@ impl Lane {
         let wait = backoff(open.tries, MAX_BACKOFF, attempt.0);
         match outcome {
             InsertOutcome::Stored
-                if (open.doubted || open.unproven)
-                    && can_read_back
-                    && safeguard(Rule::ReadBackAfterSuccess) =>
+                if (open.doubted || !proven) && can_read_back && safeguard(Rule::ReadBackAfterSuccess) =>
             {
                 open.succeeded = true;
                 open.stage = Stage::ReadBack(Ask::at(cx.now));
@@ -852,7 +851,6 @@ impl Lane {
         let mut part = Open::whole(left.into(), before, open.target.clone(), found_some, open.since);
         part.first_sent = open.first_sent;
         part.suspect = found_some;
-        part.unproven = open.unproven;
         if !safeguard(Rule::SplitThroughLedger) {
             part.begin(cx.now);
         }

@@ -63,9 +63,6 @@ pub(crate) struct Open {
     /// It begins where the table may have rows that the ledger does not know of: also rows that are gone from the
     /// stream since, and so are no batch's. What is found is compared with its own rows, not counted.
     pub(crate) suspect: bool,
-    /// The first one of this tenure beyond what the table held: in a history that the ledger has lost its token may
-    /// have been burned.
-    pub(crate) unproven: bool,
     /// From then on no attempt that was not answered for certain can land any more.
     pub(crate) fades_at: Instant,
     /// When the last read-back was asked that was answered.
@@ -132,7 +129,6 @@ impl Open {
             stage,
             doubted,
             suspect: false,
-            unproven: false,
             fades_at,
             looked_at: Instant::START,
             succeeded: false,
