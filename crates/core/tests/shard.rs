@@ -1522,6 +1522,38 @@ fn an_inherited_batch_where_the_table_knew_more_is_compared_with_its_own_rows() 
     }
 }
 
+/// Its token may have been burned in a history that the ledger has lost.
+#[test]
+fn a_part_of_an_inherited_batch_is_looked_after_although_it_was_answered_stored() {
+    let mut inherited = record(0, 9);
+    inherited.lanes.insert(TableName::new("t"), open(3, 9, 3));
+    let mut bench = Bench::with(config(), inherited);
+    let pull = bench.own(&Inspection { row_stored_at: Some(mark(9).stored_at), ..seen(9, 9) });
+    let (attempt, ..) = bench.read_back();
+    bench.found(attempt, &[]);
+    bench.rows(pull.inbox, [row_of("u", 1, 1), row(3, 2), row(5, 3), row(9, 4)]);
+    let insert = bench.insert();
+    bench.inserted(&insert, InsertOutcome::Again(refusal(Class::Data, Some(3))));
+    // Until no attempt of the tenure before can land any more it is not cut.
+    bench.asked.clear();
+    bench.pass(STALE + LIFE);
+    let (attempt, ..) = bench.read_back();
+    bench.found(attempt, &[]);
+    bench.answer_read();
+    let insert = bench.insert();
+    bench.inserted(&insert, InsertOutcome::Again(refusal(Class::Data, Some(3))));
+    assert_eq!(bench.store().lanes[&TableName::new("t")], open(3, 5, 2));
+    let insert = bench.insert();
+    assert_eq!(&*insert.token.0, "S@7:3-5/2.0");
+    bench.inserted(&insert, InsertOutcome::Stored);
+    let (attempt, first, last) = bench.read_back();
+    assert_eq!((first, last), (3, 5));
+    bench.notices();
+    bench.found(attempt, &[5]);
+    let told = bench.notices();
+    assert!(told.iter().any(|told| matches!(told, Notice::TokenBurned { missing: 1, .. })));
+}
+
 #[test]
 fn what_is_inherited_is_collected_beyond_the_share() {
     let mut inherited = record(0, 9);
