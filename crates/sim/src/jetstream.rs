@@ -430,7 +430,7 @@ impl JetStream {
         if !consumer.serves(now) {
             return false;
         }
-        // It reads the old counts back only where the new state is no different from none.
+        // The server reads the old counts back only where the new state is no different from none.
         let writing = consumer.last_delivery.is_some_and(|last| now < last + WRITING);
         consumer.reset(from, from == Seq(1) && writing && now < self.resets_unwritten_until);
         self.pump(now, index(shard.0));

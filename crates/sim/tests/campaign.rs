@@ -1,6 +1,8 @@
 //! Short campaigns of every profile, and the seeds that once found something.
 
-use holdfast_sim::{Options, Profile, Report, campaign};
+use std::fs;
+
+use holdfast_sim::{Options, Profile, Report, any_schedule, campaign};
 
 fn run(first: u64, seeds: u64, profile: Profile) -> Report {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -37,5 +39,20 @@ fn what_once_broke_something_does_not_any_more() {
         let seed = words.next().and_then(|word| word.parse().ok()).expect("a seed");
         let profile = words.next().and_then(|word| word.parse().ok()).expect("a profile");
         must_hold(&run(seed, 1, profile));
+    }
+}
+
+/// Each file is an input of the fuzz target `schedule`, named after what it found.
+#[test]
+fn no_schedule_that_once_broke_something_does_any_more() {
+    let kept = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/regressions/schedules")).expect("a folder");
+    let mut files: Vec<_> = kept.map(|entry| entry.expect("an entry").path()).collect();
+    files.sort();
+    assert!(!files.is_empty());
+    for file in files {
+        let bytes = fs::read(&file).expect("a file");
+        if let Err(violation) = any_schedule(&bytes) {
+            panic!("{}: {}: {}", file.display(), violation.invariant, violation.how);
+        }
     }
 }
