@@ -982,9 +982,9 @@ mod tests {
             assert_eq!(config.listen().ok().flatten(), Some(good));
         }
         assert_eq!(load("[node]\nlisten = \"\"").unwrap().listen().ok(), Some(None));
-        for bad in ["9464", ":9464", "127.0.0.1", "127.0.0.1:99999", "http://x"] {
+        for bad in ["9464", ":9464", "127.0.0.1", "127.0.0.1:99999", "http://x", r"two\nlines"] {
             let error = load(&format!("[node]\nlisten = \"{bad}\"")).unwrap_err();
-            assert!(error.starts_with("node.listen"), "{error}");
+            assert!(error.starts_with("node.listen") && error.contains(bad), "{error}");
         }
     }
 

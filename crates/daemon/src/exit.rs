@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use crate::output::shown;
+
 /// Why a command did not do what it was asked.
 #[derive(Debug)]
 pub struct Exit {
@@ -17,20 +19,27 @@ impl Exit {
     pub const USAGE: u8 = 2;
     /// A shard's consumer is gone.
     pub const LOST_SHARD: u8 = 3;
+    /// The longest message, in characters: it may quote a value as long as a file.
+    const MESSAGE: usize = 2_000;
 
     /// Something went wrong while doing it: code 1.
     pub fn error(message: impl fmt::Display) -> Self {
-        Self { code: Self::ERROR, message: message.to_string() }
+        Self::new(Self::ERROR, message)
     }
 
     /// The command line or the configuration is wrong: code 2.
     pub fn usage(message: impl fmt::Display) -> Self {
-        Self { code: Self::USAGE, message: message.to_string() }
+        Self::new(Self::USAGE, message)
     }
 
     /// A shard's consumer is gone: code 3.
     pub fn lost_shard(message: impl fmt::Display) -> Self {
-        Self { code: Self::LOST_SHARD, message: message.to_string() }
+        Self::new(Self::LOST_SHARD, message)
+    }
+
+    /// What is quoted may be anybody's words: whatever they are, the message is one line, and only shown.
+    fn new(code: u8, message: impl fmt::Display) -> Self {
+        Self { code, message: shown(&message.to_string(), Self::MESSAGE) }
     }
 
     /// What was found is not as it should be, and has been printed already: code 1 and no further word.
@@ -59,5 +68,20 @@ impl From<std::io::Error> for Exit {
             return Self::findings();
         }
         Self::error(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_is_quoted_the_message_is_one_short_line() {
+        for exit in [Exit::error, Exit::usage, Exit::lost_shard] {
+            let said = |quoted: &str| exit(format!("`{quoted}` is no address")).message().unwrap().to_owned();
+            assert_eq!(said("host"), "`host` is no address");
+            assert_eq!(said("a\nb\r\u{1b}[31m\u{202e}"), r"`a\nb\r\u{1b}[31m\u{202e}` is no address");
+            assert!(said(&"x".repeat(1 << 20)).chars().count() <= Exit::MESSAGE + 1);
+        }
     }
 }
