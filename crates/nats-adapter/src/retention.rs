@@ -38,17 +38,13 @@ impl Retention {
     }
 
     /// Removes every row below `below`, if the stream still is the one created at `created` and still has
-    /// `witness`, the highest row that any record names; how many went.
+    /// `witness`, the highest row that a record names; how many went. With a `below` of 0 it only looks.
     ///
     /// # Errors
     ///
     /// [`FailureClass::Missing`] if the stream is gone or was made anew: nothing was removed. Everything else
     /// as the server says it; unanswered means that the rows may be gone.
     pub async fn trim(&self, created: Timestamp, below: Seq, witness: Mark) -> Result<u64, Failure> {
-        // The server reads a purge up to sequence 0 as one of everything.
-        if below.0 <= 1 {
-            return Ok(0);
-        }
         let info: StreamInfo = self
             .connection
             .ask(&api::stream_info(&self.stream), CALL_TIMEOUT)
@@ -78,7 +74,8 @@ impl Retention {
         {
             return reused(format!("row {} is another one than it was", witness.seq));
         }
-        if info.state.first_seq >= below.0 {
+        // The server reads a purge up to sequence 0 as one of everything, and below the first row is nothing.
+        if below.0 <= 1 || info.state.first_seq >= below.0 {
             return Ok(0);
         }
         let purged: Purged = self

@@ -4,7 +4,7 @@ use holdfast_sim::{Options, Profile, campaign, replay};
 
 /// Changes whenever the core, a model or the drawing of schedules changes: then look at why, and write down
 /// the new one. It must be the same in debug and release builds.
-const SEED_1: u64 = 0x5041_fe99_1820_ca95;
+const SEED_1: u64 = 0x0204_8a1f_c1d5_ce0e;
 
 #[test]
 fn seed_1_is_what_it_was() {

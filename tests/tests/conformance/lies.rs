@@ -720,6 +720,18 @@ pub(crate) fn all() -> Vec<Lie> {
             }),
         },
         Lie {
+            what: "a trim of nothing is not looked at",
+            noticed_by: &["nats.trim.spares"],
+            near: &["trim"],
+            between: trims(|command: retention::Command| {
+                let retention::Command::Trim { attempt, below, .. } = command;
+                match below {
+                    Seq::ZERO => Ends(retention::Reply::Trimmed { attempt, outcome: Ok(0) }),
+                    _ => Goes(command),
+                }
+            }),
+        },
+        Lie {
             what: "a trim is answered and not done",
             noticed_by: &["nats.trim.below", "nats.trim.spares", "nats.restart.tail-lost"],
             near: &["trim"],

@@ -16,7 +16,7 @@ pub enum Command {
         attempt: Attempt,
         /// The identity of the stream that may be trimmed.
         created: Timestamp,
-        /// The first row that is kept.
+        /// The first row that is kept; with [`Seq::ZERO`] nothing is removed, and the stream only looked at.
         below: Seq,
         /// The highest row that a record names; each record's is asked about, by a command of its own. If the stream
         /// ends before it, or has another row there, its sequences are used again: what lies below `below` may be
