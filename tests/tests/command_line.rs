@@ -1,12 +1,13 @@
 //! What a person sees who got something wrong: one clear line that says what to do, and the exit code.
 
-use std::process::Output;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use holdfast_testbed::Proxy;
 use holdfast_testbed::frame::Verb;
 use holdfast_testbed::proxy::{Direction, Fate};
 use holdfast_testbed::rig::{Options, Rig};
+use holdfast_testbed::{Proxy, build};
 
 fn bare() -> Rig {
     Rig::bare(Options { shards: 2, tables: 1, ..Options::default() }).unwrap()
@@ -34,6 +35,22 @@ fn a_misspelt_key_is_named_with_the_nearest() {
     std::fs::write(rig.folder().join("bad.toml"), "[limits]\nheld_rwos = 5\n").unwrap();
     let output = rig.holdfast(&["run", "--config", "bad.toml"]).unwrap();
     assert_says(&output, 2, &["bad.toml", "limits.held_rwos", "`limits.held_rows`"]);
+}
+
+#[test]
+fn who_reads_no_further_hears_no_complaint() {
+    let mut trace = Command::new(build::holdfast_binary(true).unwrap());
+    trace.args(["sim", "--seed", "1"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = trace.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    assert!(first.ends_with(" starts\n"), "{first}");
+    // Far more follows than a pipe holds.
+    drop(lines);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
 #[test]

@@ -102,10 +102,10 @@ pub async fn ledger(config: &Config, command: &LedgerCommand) -> Result<(), Exit
             };
             let expected = entry.map_or(Revision(0), |entry| entry.revision);
             match ledger.write(shard, expected, record.encode()).await {
-                WriteOutcome::Stored(_) => {
-                    println!("shard {shard} starts with row {} now; restart its daemon", floor.seq.next());
-                    Ok(())
-                }
+                WriteOutcome::Stored(_) => output::line(format_args!(
+                    "shard {shard} starts with row {} now; restart its daemon",
+                    floor.seq.next()
+                )),
                 WriteOutcome::Conflict => Err(Exit::error(
                     "the record has changed meanwhile: stop the daemon that owns the shard, and try again",
                 )),

@@ -1,4 +1,6 @@
 //! The daemon and its commands.
+// Printing panics where nobody reads on, as in `holdfast sim --seed 1 | head`; `output` ends quietly.
+#![deny(clippy::print_stdout)]
 
 mod assembly;
 mod backlog;

@@ -31,6 +31,15 @@ pub fn text(text: &str) -> Result<(), Exit> {
     Ok(())
 }
 
+/// Prints a line.
+///
+/// # Errors
+/// If standard output cannot be written to.
+pub fn line(line: impl std::fmt::Display) -> Result<(), Exit> {
+    writeln!(std::io::stdout().lock(), "{line}")?;
+    Ok(())
+}
+
 /// Prints a table with these headings, as wide as the terminal allows.
 ///
 /// # Errors

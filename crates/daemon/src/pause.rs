@@ -11,6 +11,7 @@ use holdfast_nats::stream;
 use crate::assembly::connect;
 use crate::config::Config;
 use crate::exit::Exit;
+use crate::output;
 
 /// Keeps everybody from the shard `what`, or from the one that the table `what` goes to.
 ///
@@ -39,12 +40,12 @@ async fn tell(config: &Config, what: &str, wish: fn(ShardId) -> Wish, done: &str
         shard
     } else {
         // A table alone could not be stopped for long: its rows would fill what its shard may hold.
-        let shown = crate::output::shown(what, 60);
+        let shown = output::shown(what, 60);
         let shard = stream::shard_of(&connection, &topology.stream, &topology.prefix, what).await;
         let shard = shard.map_err(Exit::error)?.ok_or_else(|| {
             Exit::error(format!("the stream holds no row of a table `{shown}`; name its shard by number"))
         })?;
-        println!("{shown} goes to shard {shard}, with other tables perhaps");
+        output::line(format_args!("{shown} goes to shard {shard}, with other tables perhaps"))?;
         shard.0
     };
     let meeting = Meeting {
@@ -60,14 +61,15 @@ async fn tell(config: &Config, what: &str, wish: fn(ShardId) -> Wish, done: &str
         match answer {
             Ok(()) => {
                 told += 1;
-                println!("{}: told", crate::output::shown(member, 60));
+                output::line(format_args!("{}: told", output::shown(member, 60)))?;
             }
-            Err(why) => println!("{}: {}", crate::output::shown(member, 60), crate::output::shown(why, 200)),
+            Err(why) => {
+                output::line(format_args!("{}: {}", output::shown(member, 60), output::shown(why, 200)))?;
+            }
         }
     }
     if told == 0 {
         return Err(Exit::error("no daemon is there to be told; is one running on this stream?"));
     }
-    println!("shard {shard} is {done}");
-    Ok(())
+    output::line(format_args!("shard {shard} is {done}"))
 }

@@ -91,14 +91,13 @@ pub async fn publish(config: &Config, options: &Publish) -> Result<(), Exit> {
     if options.json.json {
         return output::json(&summary);
     }
-    println!(
-        "{} rows stored in {:.1} s, {} rows/s, the last as {}",
+    output::line(format_args!(
+        "{} rows stored in {:.1} s, {:.0} rows/s, the last as {}",
         HumanCount(summary.rows),
         summary.seconds,
-        format_args!("{:.0}", summary.rows_per_second),
+        summary.rows_per_second,
         summary.last_seq
-    );
-    Ok(())
+    ))
 }
 
 /// A row of `size` bytes that carries the counter `n`.

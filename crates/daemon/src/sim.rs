@@ -56,13 +56,16 @@ fn one(seed: u64, options: &Sim) -> Result<(), Exit> {
     } else {
         if options.timeline.is_none() {
             for (at, what) in &trace.happenings {
-                println!("{:.6} {what}", at.as_secs_f64());
+                output::line(format_args!("{:.6} {what}", at.as_secs_f64()))?;
             }
         }
-        println!("seed {seed}, profile {}: trace hash {:016x}", options.profile, trace.hash);
+        output::line(format_args!(
+            "seed {seed}, profile {}: trace hash {:016x}",
+            options.profile, trace.hash
+        ))?;
         match &violation {
-            Some(violation) => println!("BROKEN {violation}"),
-            None => println!("no invariant broken"),
+            Some(violation) => output::line(format_args!("BROKEN {violation}"))?,
+            None => output::line("no invariant broken")?,
         }
     }
     if violation.is_some() { Err(Exit::findings()) } else { Ok(()) }
@@ -93,7 +96,7 @@ fn many(options: &Sim) -> Result<(), Exit> {
 }
 
 fn print(report: &Report, options: &Sim) -> Result<(), Exit> {
-    println!(
+    output::line(format_args!(
         "{} seeds, profile {}: {} simulated seconds in {:.1} s, {} events, {} faults, trace hash {}",
         HumanCount(report.seeds),
         options.profile,
@@ -102,30 +105,33 @@ fn print(report: &Report, options: &Sim) -> Result<(), Exit> {
         HumanCount(report.events),
         HumanCount(report.faults),
         report.trace_hash
-    );
-    println!();
+    ))?;
+    output::line("")?;
     let marks = report.marks.iter().map(|(mark, times)| [(*mark).to_owned(), times.to_string()]);
     output::table(["MARK", "TIMES"], marks)?;
-    println!();
+    output::line("")?;
     if !report.marks_missed.is_empty() {
         let verdict = if options.judges_marks() { "NEVER MET" } else { "not met by so few seeds" };
-        println!("{verdict}: {}", report.marks_missed.join(", "));
+        output::line(format_args!("{verdict}: {}", report.marks_missed.join(", ")))?;
     }
     for failing in &report.violations {
-        println!("BROKEN {} at {} ms: {}", failing.invariant, failing.at_ms, failing.how);
-        println!("  replay: {}", failing.replay);
+        output::line(format_args!("BROKEN {} at {} ms: {}", failing.invariant, failing.at_ms, failing.how))?;
+        output::line(format_args!("  replay: {}", failing.replay))?;
         if let Some(small) = &failing.shrunk {
-            println!("  the same with {} processes, {} rows and these faults:", small.processes, small.rows);
+            output::line(format_args!(
+                "  the same with {} processes, {} rows and these faults:",
+                small.processes, small.rows
+            ))?;
             for fault in &small.faults {
-                println!("    {fault}");
+                output::line(format_args!("    {fault}"))?;
             }
             for line in &small.ends {
-                println!("    {line}");
+                output::line(format_args!("    {line}"))?;
             }
         }
     }
     if report.violations.is_empty() {
-        println!("No invariant broken.");
+        output::line("No invariant broken.")?;
     }
     Ok(())
 }

@@ -148,11 +148,11 @@ fn print(verdict: &Verdict) -> Result<(), Exit> {
         ("unproven", verdict.unproven),
     ];
     let level = verdict.level.as_deref().unwrap_or("none");
-    println!(
+    output::line(format_args!(
         "{} ({level}): {}",
         verdict.table.escape_debug(),
         if verdict.ok { "proven" } else { "NOT PROVEN" }
-    );
+    ))?;
     output::table(["ROWS", ""], counts.map(|(name, count)| [name.to_owned(), count.to_string()]))
 }
 
