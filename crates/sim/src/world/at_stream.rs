@@ -30,7 +30,7 @@ use crate::trace::{Happening, Seqs};
 use crate::truth::Fact;
 
 use super::wires::Way;
-use super::{Due, Lurking, World, table_name, unanswered, unanswered_look, unanswered_stream};
+use super::{Due, Lurking, World, table_name, unanswered, unanswered_instead_of, unanswered_stream};
 
 impl World {
     pub(super) fn send_delivery(&mut self, process: u32, shard: ShardId, command: delivery::Command) {
@@ -171,16 +171,7 @@ impl World {
         reply: delivery::Reply,
         reply_by: Option<Duration>,
     ) {
-        let unanswered = match &reply {
-            delivery::Reply::Reset { attempt, .. } => {
-                delivery::Reply::Reset { attempt: *attempt, outcome: Err(unanswered()) }
-            }
-            delivery::Reply::Unpinned { attempt, .. } => {
-                delivery::Reply::Unpinned { attempt: *attempt, outcome: Err(unanswered()) }
-            }
-            delivery::Reply::Inspected { attempt, .. } => unanswered_look(*attempt),
-            other => other.clone(),
-        };
+        let unanswered = unanswered_instead_of(&reply).unwrap_or_else(|| reply.clone());
         let unanswered = Local::Delivery { client: None, shard, reply: unanswered };
         self.answer(to, reply_by, Local::Delivery { client: Some(to), shard, reply }, unanswered);
     }

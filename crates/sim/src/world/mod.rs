@@ -640,6 +640,20 @@ fn unanswered_stream(command: &delivery::Command) -> Option<delivery::Reply> {
     }
 }
 
+/// What a caller is told if an answer does not reach it; none if nobody waits for it.
+fn unanswered_instead_of(reply: &delivery::Reply) -> Option<delivery::Reply> {
+    match reply {
+        delivery::Reply::Reset { attempt, .. } => {
+            Some(delivery::Reply::Reset { attempt: *attempt, outcome: Err(unanswered()) })
+        }
+        delivery::Reply::Unpinned { attempt, .. } => {
+            Some(delivery::Reply::Unpinned { attempt: *attempt, outcome: Err(unanswered()) })
+        }
+        delivery::Reply::Inspected { attempt, .. } => Some(unanswered_look(*attempt)),
+        _ => None,
+    }
+}
+
 fn unanswered_look(attempt: Attempt) -> delivery::Reply {
     delivery::Reply::Inspected { attempt, outcome: Err(InspectError::Failed(unanswered())) }
 }

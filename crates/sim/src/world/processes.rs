@@ -36,7 +36,7 @@ use crate::process::Local;
 use crate::scenario::Scenario;
 use crate::trace::Happening;
 
-use super::{Due, Flight, World, refusal, seqs, table_index};
+use super::{Due, Flight, World, refusal, seqs, table_index, unanswered, unanswered_instead_of};
 
 impl World {
     /// `life`: of the machine or the process that it is for.
@@ -92,6 +92,8 @@ impl World {
                 if client.is_none_or(|client| client == current) {
                     self.looked_for_orphan(process, shard, &reply);
                     self.hand(process, shard, Event::Delivery(reply));
+                } else if let Some(reply) = unanswered_instead_of(&reply) {
+                    self.answer_broke_off(process, life, Local::Delivery { client: None, shard, reply });
                 }
             }
             Local::Ledger { client, asker, reply } => {
@@ -109,6 +111,16 @@ impl World {
                         }
                         Asker::Trim => self.hand_trim(process, trim::Event::Ledger(reply)),
                     }
+                } else {
+                    let reply = match reply {
+                        ledger::Reply::Read { attempt, .. } => {
+                            ledger::Reply::Read { attempt, outcome: Err(unanswered()) }
+                        }
+                        ledger::Reply::Written { attempt, .. } => {
+                            ledger::Reply::Written { attempt, outcome: WriteOutcome::Unknown(unanswered()) }
+                        }
+                    };
+                    self.answer_broke_off(process, life, Local::Ledger { client: None, asker, reply });
                 }
             }
             Local::Retention(reply) => self.hand_trim(process, trim::Event::Retention(reply)),
@@ -222,6 +234,13 @@ impl World {
         let life = slot.life;
         self.disturbed(process, at);
         self.put_local(at, process, life, Local::Sunk { shard, reply });
+    }
+
+    /// An answer was on its way when its connection broke: its caller waits on, and in vain.
+    fn answer_broke_off(&mut self, process: u32, life: u32, unanswered: Local) {
+        let at = self.now + Scenario::CALL_TIMEOUT;
+        self.disturbed(process, at);
+        self.put_local(at, process, life, unanswered);
     }
 
     pub(super) fn insert_turn(&mut self, process: u32, insert: Insert) {
