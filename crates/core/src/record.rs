@@ -341,6 +341,26 @@ mod tests {
     }
 
     #[test]
+    fn a_reason_has_a_bound() {
+        let parked = Parked {
+            row: Seq(20),
+            cause: Cause::Payload,
+            code: None,
+            message: "no object".into(),
+            attempts: 0,
+        };
+        let mut record = sample();
+        let lane = LaneRecord { done: Seq(17), parked: Some(parked), ..LaneRecord::default() };
+        record.lanes.insert(TableName::new("parks"), lane);
+        let text = String::from_utf8(record.encode().to_vec()).unwrap();
+        for (length, fits) in [(Parked::MAX_MESSAGE, true), (Parked::MAX_MESSAGE + 1, false), (1_000, false)]
+        {
+            let longer = text.replace("no object", &"x".repeat(length));
+            assert_eq!(Record::decode(longer.as_bytes()).is_ok(), fits, "{length}");
+        }
+    }
+
+    #[test]
     fn going_back_is_noticed() {
         let mut later = sample();
         later.lanes.clear();

@@ -1522,6 +1522,21 @@ fn an_inherited_batch_where_the_table_knew_more_is_compared_with_its_own_rows() 
     }
 }
 
+#[test]
+fn that_a_table_knew_more_is_kept_while_none_of_its_rows_come() {
+    let mut inherited = record(0, 9);
+    let lane = LaneRecord { suspect: Seq(9), ..LaneRecord::default() };
+    inherited.lanes.insert(TableName::new("t"), lane);
+    let mut bench = Bench::with(config(), inherited);
+    let pull = bench.own(&Inspection { row_stored_at: Some(mark(9).stored_at), ..seen(9, 9) });
+    bench.rows(pull.inbox, [row_of("u", 1, 1)]);
+    bench.describe();
+    bench.pass(AGE);
+    let written = bench.store();
+    assert!(written.lanes[&TableName::new("u")].open.is_some());
+    assert_eq!(written.lanes[&TableName::new("t")].suspect, Seq(9));
+}
+
 /// Its token may have been burned in a history that the ledger has lost.
 #[test]
 fn a_part_of_an_inherited_batch_is_looked_after_although_it_was_answered_stored() {

@@ -226,6 +226,14 @@ fn how_the_sharing_stands() {
 }
 
 #[test]
+fn the_first_of_those_that_live_leads() {
+    for (other_id, leads) in [("other", false), ("zebra", true)] {
+        let (claims, _) = ready(&[Member { id: id(other_id), ..other() }]);
+        assert_eq!(claims.status().leads, leads, "{other_id}");
+    }
+}
+
+#[test]
 fn how_a_process_leaves() {
     let (mut claims, mut out) = ready(&[]);
     assert!(claims.status().leads);
